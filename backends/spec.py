@@ -1,0 +1,187 @@
+"""What a job is: frozen, validated, JSON in and JSON out. Loads no torch.
+
+Every spec refuses fields that it does not know and values that cannot be, with one line that names the field, the value
+and the remedy (`SpecError`). What only the node can know (does the folder exist, is the layer in the model) is `plan`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, ClassVar, Self
+
+DTYPES = ("bfloat16", "float16", "float32")
+BACKENDS = ("hf", "vllm")
+PRESETS = ("dflash", "speculators")
+DEVICES = ("auto", "cuda", "cpu")
+
+
+class SpecError(ValueError):
+    """A spec that cannot be: one line, with the remedy in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What the specs have in common: JSON in, JSON out."""
+
+    verb: ClassVar[str]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The spec of a JSON object. Raises SpecError."""
+        known = {field.name: field for field in fields(cls)}
+        for name in data:
+            if name not in known:
+                raise SpecError(f"{cls.verb}: no field is called {name!r}; the fields are {', '.join(known)}")
+        missing = [
+            name
+            for name, field in known.items()
+            if name not in data and field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing:
+            raise SpecError(f"{cls.verb}: {', '.join(missing)} must be given")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**values)
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """The spec of a JSON text. Raises SpecError."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"{cls.verb}: the spec is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise SpecError(f"{cls.verb}: the spec must be a JSON object, not {type(data).__name__}")
+        return cls.from_json(data)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def _text(spec: Spec, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if not isinstance(value, str) or not value:
+            raise SpecError(f"{spec.verb}: {name} must be a text that is not empty, not {value!r}")
+
+
+def _whole(spec: Spec, name: str, least: int, *, optional: bool = False) -> None:
+    value = getattr(spec, name)
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecError(f"{spec.verb}: {name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _one_of(spec: Spec, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(spec, name)
+    if value not in choices:
+        raise SpecError(f"{spec.verb}: {name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractSpec(Spec):
+    """Hidden states of the samples [first, last) of a prepared dataset, one file a sample.
+
+    model: folder with config.json and weights.
+    dataset: folder written by `prepare` (Hugging Face `save_to_disk`).
+    output: folder for `hs_<row>.safetensors` and the manifest.
+    layers: a preset, or layer ids in the trainer's numbering (0 = embeddings, N = before the final norm).
+    dtype: of the model and of the files.
+    gpus: UUIDs, filled in by the node; empty means the CPU where `device` is not "cuda".
+    pack_tokens: samples are packed to at most this many tokens (longer samples go alone).
+    max_sample_tokens: a longer sample is refused before work starts.
+    min_free_bytes: the job ends by itself before the disk has less than this left.
+    """
+
+    verb: ClassVar[str] = "extract"
+
+    model: str
+    dataset: str
+    output: str
+    backend: str = "hf"
+    layers: str | tuple[int, ...] = "dflash"
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    gpus: tuple[str, ...] = ()
+    first: int = 0
+    last: int | None = None
+    pack_tokens: int = 16384
+    max_sample_tokens: int = 32768
+    min_free_bytes: int = 1 << 30
+    worker_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        _text(self, "model", "dataset", "output")
+        _one_of(self, "backend", BACKENDS)
+        _one_of(self, "dtype", DTYPES)
+        _one_of(self, "device", DEVICES)
+        _whole(self, "first", 0)
+        _whole(self, "last", self.first + 1, optional=True)
+        _whole(self, "pack_tokens", 1)
+        _whole(self, "max_sample_tokens", 1)
+        _whole(self, "min_free_bytes", 0)
+        _whole(self, "worker_restarts", 0)
+        if isinstance(self.layers, str):
+            _one_of(self, "layers", PRESETS)
+        elif not self.layers or any(isinstance(k, bool) or not isinstance(k, int) or k < 0 for k in self.layers):
+            raise SpecError(f"extract: layers must be a preset or layer ids from 0 on, not {list(self.layers)!r}")
+        elif list(self.layers) != sorted(set(self.layers)):
+            raise SpecError(f"extract: layers must rise and not repeat, not {list(self.layers)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareSpec(Spec):
+    """The trainer's Arrow dataset from conversations, one row an assistant turn, with the loss mask.
+
+    model: folder whose tokenizer and chat template are used.
+    inputs: JSONL files of conversations.
+    output: folder for the dataset.
+    max_tokens: a longer row is truncated on the right, as the trainer does.
+    limit: at most so many conversations, None for all.
+    """
+
+    verb: ClassVar[str] = "prepare"
+
+    model: str
+    inputs: tuple[str, ...]
+    output: str
+    max_tokens: int = 8192
+    limit: int | None = None
+    keep_messages: bool = True
+
+    def __post_init__(self) -> None:
+        _text(self, "model", "output")
+        if not self.inputs or not all(isinstance(name, str) and name for name in self.inputs):
+            raise SpecError(f"prepare: inputs must name at least one file of conversations, not {list(self.inputs)!r}")
+        _whole(self, "max_tokens", 2)
+        _whole(self, "limit", 1, optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySpec(Spec):
+    """Every file of an output folder checked; `recompute` of them computed anew by the plainest float32 forward.
+
+    model, dataset: None takes what the manifest names.
+    seed: which samples are recomputed.
+    """
+
+    verb: ClassVar[str] = "verify"
+
+    output: str
+    recompute: int = 0
+    model: str | None = None
+    dataset: str | None = None
+    device: str = "auto"
+    gpus: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _text(self, "output")
+        _one_of(self, "device", DEVICES)
+        _whole(self, "recompute", 0)
+        _whole(self, "seed", 0)
+
+
+SPECS: dict[str, type[Spec]] = {spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec)}

@@ -1,0 +1,221 @@
+"""The facts that a link tells the console. Every value that a node may be unable to give is None: "not available" is not 0.
+
+Units stand in the names: bytes, percent, watts, celsius, mhz, s (seconds), time (seconds since 1970, by the node's clock
+unless the name says otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class LinkState(StrEnum):
+    CONNECTING = "connecting"
+    AUTHENTICATING = "authenticating"
+    BOOTSTRAPPING = "bootstrapping"
+    LIVE = "live"
+    STALE = "stale"  # 3 s without a beat
+    LOST = "lost"  # 10 s without a beat
+    RETRYING = "retrying"
+    REFUSED = "refused"  # an error that trying again will not mend: a changed host key, no Python
+    CLOSED = "closed"
+
+
+class JobState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    DONE = "done"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    KILLED = "killed"
+    LOST = "lost"
+    ORPHANED = "orphaned"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobState.STARTING, JobState.RUNNING, JobState.PAUSED, JobState.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    pid: int
+    memory_bytes: int | None = None
+    command: str | None = None
+    user: str | None = None
+    job: str | None = None  # the id of our job that it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    utilisation_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    error: str | None = None  # why this card cannot be read ("GPU is lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    path: str
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostMetrics:
+    cpu_count: int | None = None
+    cpu_percent: float | None = None  # of all cores together, 0 to 100
+    load_1: float | None = None
+    load_5: float | None = None
+    load_15: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    disks: tuple[Disk, ...] = ()
+    disk_read_bytes_per_s: float | None = None
+    disk_write_bytes_per_s: float | None = None
+    net_receive_bytes_per_s: float | None = None
+    net_send_bytes_per_s: float | None = None
+    uptime_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    time: float
+    host: HostMetrics
+    gpus: tuple[Gpu, ...] = ()
+    gpu_source: str = "none"  # "nvml", "nvidia-smi" or "none"
+    gpu_error: str | None = None
+    age_s: float = 0.0
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The runner's last progress event. Rates are over its last window, not since the start."""
+
+    done: int = 0
+    total: int | None = None
+    skipped: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    elapsed_s: float = 0.0
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    bytes_per_s: float | None = None
+    eta_s: float | None = None
+    phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    pid: int
+    ticks: int
+    command: str = ""
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobGpu:
+    index: int | None
+    uuid: str
+    name: str | None = None
+    baseline_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: str
+    name: str
+    verb: str
+    state: JobState
+    created: float
+    started: float | None = None
+    ended: float | None = None
+    gpus: tuple[JobGpu, ...] = ()
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    reason: str = ""
+    log_size: int = 0
+    directory: str = ""
+    python: str = ""
+    progress: Progress | None = None
+    strays: tuple[Stray, ...] = ()
+    result: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link of a node went into another state; `local_time` by the console's clock."""
+
+    host: str
+    state: LinkState
+    local_time: float
+    detail: str = ""
+    remedy: str = ""
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGreeted:
+    host: str
+    hostname: str
+    boot_id: str
+    agent_pid: int
+    python: str
+    default_python: str
+    user: str
+    state_dir: str
+    clock_offset_s: float  # the node's clock less the console's
+
+
+@dataclass(frozen=True, slots=True)
+class BeatArrived:
+    host: str
+    local_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsArrived:
+    host: str
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class JobsArrived:
+    """The jobs that changed; `whole` where these are all that there are."""
+
+    host: str
+    jobs: tuple[Job, ...]
+    gone: tuple[str, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogArrived:
+    """Bytes of a file that is being followed, from `offset` on. `data` is what the node wrote: never markup."""
+
+    host: str
+    tail: int
+    offset: int
+    data: bytes = field(repr=False, default=b"")
+    gap_bytes: int = 0
+    reset: str = ""  # "truncated" or "rotated": what was shown is no more
+    error: str = ""
+
+
+Fact = LinkChanged | AgentGreeted | BeatArrived | MetricsArrived | JobsArrived | LogArrived

@@ -150,7 +150,7 @@ class Launch(NamedTuple):
     spec: Dict[str, Any]
     gpus: Tuple[str, ...] = ()
     share: bool = False
-    env: Dict[str, str] = {}
+    env: Dict[str, str] = {}  # noqa: RUF012 (a NamedTuple; nobody writes to it)
     stop_grace_s: float = 60.0
     stop_target: str = "runner"
     log_limit_bytes: int = 1 << 30

@@ -156,6 +156,10 @@ class Job:
     progress: Progress | None = None
     strays: tuple[Stray, ...] = ()
     result: Mapping[str, Any] | None = None
+    last_event: Mapping[str, Any] | None = None
+    supervisor_pid: int | None = None
+    runner_pid: int | None = None
+    stop_requested: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,242 @@
+"""The output folder of an extraction: one job at a time, resumable, every sample listed. Loads no torch.
+
+`manifest.jsonl` starts with one header line and goes on with one line a sample; the runner alone appends to it. Where a
+row stands twice (its file was lost and made again) the later line counts. The files themselves: `hsfile`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.errors import JobError, one_line
+from backends.hsfile import TMP_PREFIX, Entry, StoreError, check_file, file_name, write_all
+
+__all__ = ["MANIFEST", "Entry", "Manifest", "Store", "StoreError", "check_file", "read_manifest"]
+
+MANIFEST = "manifest.jsonl"
+LOCK = ".lock"
+MANIFEST_VERSION = 1
+
+# Header fields that must agree before more samples are added to a folder, and how to say them.
+_BOUND = {
+    "layer_ids": "layers",
+    "model_fingerprint": "model",
+    "dtype": "dtype",
+    "dataset_fingerprint": "dataset",
+    "backend": "backend",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """header: the first line; entries: by row. whole_bytes: length up to the last whole line."""
+
+    header: dict[str, Any]
+    entries: dict[int, Entry]
+    whole_bytes: int = 0
+
+
+def read_manifest(output: Path) -> Manifest:
+    """The manifest of an output folder; a torn last line is left out. Raises StoreError."""
+    path = output / MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise StoreError(f"{output} has no {MANIFEST}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {one_line(error)}") from None
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    if not lines:
+        raise StoreError(f"{path} is empty or its first line is torn")
+    entries: dict[int, Entry] = {}
+    number = 0
+    try:
+        header = json.loads(lines[0])
+        if header["manifest"] != MANIFEST_VERSION:
+            raise StoreError(f"{path} is of version {header['manifest']!r}; this program reads {MANIFEST_VERSION}")
+        for line in lines[1:]:
+            number += 1
+            item = json.loads(line)
+            entries[item["row"]] = Entry(item["row"], item["file"], item["tokens"], item["bytes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"line {number + 1} of {path} is not a manifest's: {one_line(error)}") from None
+    return Manifest(header, entries, len(whole))
+
+
+def disagreement(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """How two headers differ in what a folder must have in common, in one line; None where they agree."""
+    for name, word in _BOUND.items():
+        if old.get(name) != new.get(name):
+            shown = word if name.endswith("_fingerprint") else name
+            return f"{word}: {old.get(shown)} there, {new.get(shown)} here" + (
+                " (its content differs)" if name.endswith("_fingerprint") else ""
+            )
+    return None
+
+
+class Store:
+    """An output folder that one job writes to. Made by `open`; `close` gives the lock back.
+
+    listed: what the manifest lists and the disk still holds, by row. stray: rows whose file has its final name but is not
+    listed (the runner was killed between the two); the caller checks them (`check_file`) and commits or makes them again.
+    """
+
+    def __init__(self, output: Path, lock_fd: int, manifest_fd: int, header: dict[str, Any]) -> None:
+        self.output = output
+        self.header = header
+        self.lock_fd = lock_fd
+        self.listed: dict[int, Entry] = {}
+        self.stray: list[int] = []
+        self._manifest_fd = manifest_fd
+        self._folder_fd = os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @classmethod
+    def open(cls, output: Path, header: Mapping[str, Any], *, patience_s: float = 30.0) -> Store:
+        """Locks the folder and reads what is there. Raises JobError naming the difference or the other job's pid.
+
+        patience_s: how long to wait for the workers of a runner that was killed; a job that lives is not waited for.
+        """
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            lock_fd = _lock(output, patience_s)
+        except OSError as error:
+            raise unwritable(output, error) from None
+        try:
+            return cls._opened(output, lock_fd, dict(header))
+        except OSError as error:
+            os.close(lock_fd)
+            raise unwritable(output, error) from None
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    @classmethod
+    def _opened(cls, output: Path, lock_fd: int, header: dict[str, Any]) -> Store:
+        path = output / MANIFEST
+        manifest = None
+        if path.exists() and path.read_bytes().find(b"\n") >= 0:
+            try:
+                manifest = read_manifest(output)
+            except StoreError as error:
+                raise JobError(str(error), "mend or move that file, or give another output folder") from None
+            difference = disagreement(manifest.header, header)
+            if difference:
+                raise JobError(f"{output} holds other hidden states ({difference})", "give another output folder")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        store = cls(output, lock_fd, fd, manifest.header if manifest else header)
+        try:
+            os.ftruncate(fd, manifest.whole_bytes if manifest else 0)
+            if manifest is None:
+                store._append([header])
+            store._survey(manifest.entries if manifest else {})
+        except BaseException:
+            os.close(fd)
+            os.close(store._folder_fd)
+            raise
+        return store
+
+    def _survey(self, entries: Mapping[int, Entry]) -> None:
+        sizes: dict[str, int] = {}
+        with os.scandir(self.output) as items:
+            for item in items:
+                if item.name.startswith(TMP_PREFIX):
+                    Path(item.path).unlink()
+                elif item.name.startswith("hs_") and item.name.endswith(".safetensors"):
+                    sizes[item.name] = item.stat().st_size
+        self.listed = {row: entry for row, entry in entries.items() if sizes.get(entry.file) == entry.bytes}
+        known = {entry.file for entry in entries.values()}
+        for name in sorted(sizes):
+            number = name[3 : -len(".safetensors")]
+            if name not in known and number.isdigit() and file_name(int(number)) == name:
+                self.stray.append(int(number))
+
+    def commit(self, entries: Iterable[Entry]) -> None:
+        """Lists samples whose files have their final names. The names reach the disk first. Raises OSError."""
+        added = list(entries)
+        if not added:
+            return
+        os.fsync(self._folder_fd)
+        self._append([entry.to_json() for entry in added])
+        self.listed.update((entry.row, entry) for entry in added)
+
+    def _append(self, items: Sequence[Mapping[str, Any]]) -> None:
+        text = "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items)
+        before = os.fstat(self._manifest_fd).st_size
+        try:
+            write_all(self._manifest_fd, memoryview(text.encode()))
+            os.fsync(self._manifest_fd)
+        except OSError:
+            os.ftruncate(self._manifest_fd, before)
+            raise
+
+    def free_bytes(self) -> int:
+        """Bytes that the disk still has for us."""
+        return free_bytes(self.output)
+
+    def sweep(self) -> None:
+        """Removes the temporary files of workers that are gone. Only while none runs."""
+        for path in self.output.glob(f"{TMP_PREFIX}*"):
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        os.close(self._manifest_fd)
+        os.close(self._folder_fd)
+        os.close(self.lock_fd)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes free for us on the disk of a folder, or of its nearest parent that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def unwritable(output: Path, error: OSError) -> JobError:
+    """The error of a folder that cannot be written to."""
+    return JobError(
+        f"the output folder {output} cannot be written: {one_line(error)}",
+        "free some space, mend its permissions or give another folder",
+    )
+
+
+def _lock(output: Path, patience_s: float) -> int:
+    """Takes the folder's lock; workers inherit it, so it is free only when the last of them is gone."""
+    fd = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            if _lives(owner) or time.monotonic() > deadline:
+                os.close(fd)
+                raise JobError(
+                    f"another job (pid {owner or 'unknown'}) is writing to {output}",
+                    "wait for it or stop it, or give another output folder",
+                ) from None
+            time.sleep(0.05)
+        except OSError:
+            os.close(fd)
+            raise
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def _lives(pid: str) -> bool:
+    """Whether a process of that id runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError, IndexError):
+        return False
+    return state not in "ZX"

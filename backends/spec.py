@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 DTYPES = ("bfloat16", "float16", "float32")
 BACKENDS = ("hf", "vllm")
 PRESETS = ("dflash", "speculators")
+FAMILIES = ("qwen3", "llama")
 DEVICES = ("auto", "cuda", "cpu")
 
 
@@ -80,6 +81,18 @@ def _one_of(spec: Spec, name: str, choices: tuple[str, ...]) -> None:
         raise SpecError(f"{spec.verb}: {name} must be one of {', '.join(choices)}, not {value!r}")
 
 
+def _layers(spec: Spec) -> None:
+    value: Any = getattr(spec, "layers")  # noqa: B009 - not every spec has layers
+    if isinstance(value, str):
+        _one_of(spec, "layers", PRESETS)
+    elif not isinstance(value, tuple):
+        raise SpecError(f"{spec.verb}: layers must be a preset or a list of layer ids, not {value!r}")
+    elif not value or any(isinstance(k, bool) or not isinstance(k, int) or k < 0 for k in value):
+        raise SpecError(f"{spec.verb}: layers must be a preset or layer ids from 0 on, not {list(value)!r}")
+    elif list(value) != sorted(set(value)):
+        raise SpecError(f"{spec.verb}: layers must rise and not repeat, not {list(value)!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class ExtractSpec(Spec):
     """Hidden states of the samples [first, last) of a prepared dataset, one file a sample.
@@ -123,12 +136,7 @@ class ExtractSpec(Spec):
         _whole(self, "max_sample_tokens", 1)
         _whole(self, "min_free_bytes", 0)
         _whole(self, "worker_restarts", 0)
-        if isinstance(self.layers, str):
-            _one_of(self, "layers", PRESETS)
-        elif not self.layers or any(isinstance(k, bool) or not isinstance(k, int) or k < 0 for k in self.layers):
-            raise SpecError(f"extract: layers must be a preset or layer ids from 0 on, not {list(self.layers)!r}")
-        elif list(self.layers) != sorted(set(self.layers)):
-            raise SpecError(f"extract: layers must rise and not repeat, not {list(self.layers)!r}")
+        _layers(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +192,46 @@ class VerifySpec(Spec):
         _whole(self, "seed", 0)
 
 
-SPECS: dict[str, type[Spec]] = {spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec)}
+@dataclass(frozen=True, slots=True)
+class DemoSpec(Spec):
+    """The whole loop on a tiny model: build it, prepare real conversations, extract, verify, recompute some.
+
+    output: folder for the model, the dataset and the hidden states; an earlier demo's folder is gone on with.
+    samples: at most so many of the demo's conversations.
+    recompute: so many samples are computed anew.
+    layers, blocks, hidden: of the tiny model; family: its architecture, "qwen3" or "llama".
+    gpus: UUIDs, filled in by the node; the demo runs on the CPU where there are none.
+    """
+
+    verb: ClassVar[str] = "demo"
+
+    output: str
+    samples: int = 250
+    recompute: int = 8
+    family: str = "qwen3"
+    blocks: int = 8
+    hidden: int = 64
+    layers: str | tuple[int, ...] = "dflash"
+    dtype: str = "float32"
+    device: str = "auto"
+    gpus: tuple[str, ...] = ()
+    pack_tokens: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _text(self, "output")
+        _whole(self, "samples", 1)
+        _whole(self, "recompute", 0)
+        _one_of(self, "family", FAMILIES)
+        _whole(self, "blocks", 6)
+        _whole(self, "hidden", 32)
+        if self.hidden % 32:
+            raise SpecError(f"demo: hidden must be a multiple of 32, not {self.hidden}")
+        _one_of(self, "dtype", DTYPES)
+        _one_of(self, "device", DEVICES)
+        _whole(self, "pack_tokens", 1)
+        _whole(self, "seed", 0)
+        _layers(self)
+
+
+SPECS: dict[str, type[Spec]] = {spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, DemoSpec)}

@@ -1,0 +1,1 @@
+"""The whole loop on a tiny model with real conversations, as one job."""

@@ -1,0 +1,163 @@
+"""Waiting for a job: its progress on a terminal as a bar, elsewhere as lines; a lost link is waited out."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any, Protocol
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from dflash_tui.commands.nodes import Node
+from dflash_tui.commands.outcome import CommandError, Exit
+from dflash_tui.commands.output import amount, clean, console, duration, note, number
+from dflash_tui.fleet import facts as fleet_facts
+from dflash_tui.fleet.facts import Job, JobsArrived, LinkChanged, LinkState
+
+_LOOK_AGAIN_S = 5.0  # the node tells by itself; this mends a push that was missed
+_EVENTS_TAIL = 64 * 1024
+
+
+class Reporter(Protocol):
+    def show(self, job: Job) -> None: ...
+
+
+class Lines:
+    """A line where the phase changes and at each tenth of the samples."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._last: tuple[Any, ...] | None = None
+
+    def show(self, job: Job) -> None:
+        progress = job.progress or fleet_facts.Progress()
+        tenth = progress.done * 10 // progress.total if progress.total else 0
+        seen = (job.state, progress.phase, tenth)
+        if seen != self._last:
+            self._last = seen
+            print(f"{job.verb} {job.id}: {job.state}{_figures(job)}", file=self._stream, flush=True)
+
+
+class Bar:
+    """One bar on the terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def show(self, job: Job) -> None:
+        seen = job.progress or fleet_facts.Progress()
+        if self._task is None:
+            self._task = self._progress.add_task("", total=None, figures="")
+        phase = clean(seen.phase or "") or job.state.value
+        figures = _figures(job, phase=False).removeprefix(", ")
+        self._progress.update(
+            self._task, description=f"{job.verb}: {phase}", completed=seen.done, total=seen.total, figures=figures
+        )
+
+
+def _figures(job: Job, *, phase: bool = True) -> str:
+    progress = job.progress
+    if progress is None:
+        return ""
+    parts = [clean(progress.phase)] if phase and progress.phase else []
+    if progress.total:
+        parts.append(f"{progress.done:,} of {progress.total:,} samples")
+    if progress.samples_per_s:
+        parts.append(number(progress.samples_per_s, "samples/s", 1))
+    if progress.tokens_per_s:
+        parts.append(number(progress.tokens_per_s, "tokens/s"))
+    if progress.bytes_per_s:
+        parts.append(f"{amount(progress.bytes_per_s)}/s")
+    if progress.eta_s is not None and not job.state.ended:
+        parts.append(f"{duration(progress.eta_s)} to go")
+    return "".join(f", {part}" for part in parts)
+
+
+@contextmanager
+def reporter(stream: IO[str] | None = None) -> Iterator[Reporter]:
+    """A bar where stderr is a terminal; else lines to `stream` (stderr where None)."""
+    if stream is None and sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+        with Progress(*columns, console=console(sys.stderr)) as progress:
+            yield Bar(progress)
+    else:
+        yield Lines(stream or sys.stderr)
+
+
+def wait(node: Node, job: Job, shown: Reporter) -> Job:
+    """The job once it has ended. A lost link is said and waited out. Raises CommandError, KeyboardInterrupt."""
+    away = False
+    asked = time.monotonic()
+    while not job.state.ended:
+        shown.show(job)
+        try:
+            fact = node.facts.get(timeout=0.5)
+        except queue.Empty:
+            fact = None
+        if isinstance(fact, JobsArrived):
+            job = next((found for found in fact.jobs if found.id == job.id), job)
+            if job.id in fact.gone:
+                raise CommandError(
+                    Exit.NOT_FOUND, f"job {job.id} is no longer there", "somebody removed its folder", node.host
+                )
+        elif isinstance(fact, LinkChanged):
+            if fact.state is LinkState.REFUSED:
+                raise CommandError(Exit.UNREACHABLE, fact.detail, fact.remedy, node.host)
+            if fact.state in (LinkState.LOST, LinkState.RETRYING) and not away:
+                note(f"{node.host}: the link is lost ({fact.detail}); the job goes on there, trying again")
+            if fact.state is LinkState.LIVE and away:
+                note(f"{node.host}: the link is back")
+            away = fact.state is not LinkState.LIVE and (away or fact.state in (LinkState.LOST, LinkState.RETRYING))
+        if not away and time.monotonic() - asked > _LOOK_AGAIN_S:
+            asked = time.monotonic()
+            job = _look(node, job)
+    shown.show(job)
+    return job
+
+
+def _look(node: Node, job: Job) -> Job:
+    try:
+        return next((found for found in node.answer(node.link.list_jobs()) if found.id == job.id), job)
+    except CommandError:  # the link went meanwhile: its own facts say so
+        return job
+
+
+def last_event(node: Node, job: Job) -> dict[str, Any]:
+    """The last whole event of a job, {} where it has none."""
+    try:
+        _, data = node.answer(node.link.read(job=job.id, file="events", offset=-_EVENTS_TAIL))
+    except CommandError:
+        return {}
+    for line in reversed(data.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            return event
+    return {}
+
+
+def verdict(node: Node, job: Job) -> dict[str, Any]:
+    """What came of a job that has ended, as JSON: `error` and `remedy` where it did not end well."""
+    document: dict[str, Any] = {
+        "host": node.host,
+        "job": job.id,
+        "verb": job.verb,
+        "state": job.state.value,
+        "log": f"{job.directory}/log",
+    }
+    document["result"] = job.result
+    event = last_event(node, job)
+    if event.get("event") in ("failed", "interrupted"):
+        document["error"] = clean(str(event.get("message", "")))
+        document["remedy"] = clean(str(event.get("remedy") or ""))
+    elif job.state.value != "done":
+        document["error"] = clean(job.reason) or f"the job is {job.state}"
+        document["remedy"] = f"`dflash-tui logs {job.id} --host {node.host}` shows its log"
+    return document

@@ -1,0 +1,88 @@
+"""`jobs`: the jobs of each node."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+from dflash_tui.commands.nodes import connected
+from dflash_tui.commands.outcome import CommandError, Exit
+from dflash_tui.commands.output import clean, clock, complain, console, duration, number, print_json, table
+from dflash_tui.config import Settings
+from dflash_tui.fleet.facts import Job
+
+HELP = "the jobs of each node"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", action="store_true", help="only those that have not ended")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> Exit:
+    outcome = Exit.OK
+    documents: list[dict[str, Any]] = []
+    rows: list[tuple[str, Job]] = []
+    with connected(settings) as nodes:
+        for node in nodes:
+            try:
+                if node.failure is not None:
+                    raise node.failure
+                jobs = node.answer(node.link.list_jobs())
+            except CommandError as error:
+                outcome = Exit.UNREACHABLE
+                complain(str(error))
+                documents.append({"host": node.host, "error": error.message, "remedy": error.remedy})
+                continue
+            wanted = tuple(job for job in jobs if not (args.running and job.state.ended))
+            documents.append({"host": node.host, "jobs": wanted})
+            rows += [(node.host, job) for job in wanted]
+    if args.json:
+        print_json(documents)
+    elif rows:
+        console().print(jobs_table(rows, with_host=len(settings.hosts) > 1))
+    elif outcome is Exit.OK:
+        print("no jobs")
+    return outcome
+
+
+def jobs_table(rows: Iterable[tuple[str, Job]], *, with_host: bool) -> Table:
+    shown = table(
+        *(["host"] if with_host else []),
+        "job",
+        "name",
+        "state",
+        "samples",
+        "rate",
+        "to go",
+        "created",
+        "GPUs",
+        "reason",
+        right=("samples", "rate", "to go"),
+    )
+    for host, job in rows:
+        progress = job.progress
+        rate = progress.samples_per_s if progress and not job.state.ended else None
+        left = progress.eta_s if progress and not job.state.ended else None
+        shown.add_row(
+            *([host] if with_host else []),
+            job.id,
+            clean(job.name),
+            job.state.value,
+            f"{progress.done:,}/{number(progress.total)}" if progress else "",
+            "" if rate is None else number(rate, "samples/s", 1),
+            "" if left is None else duration(left),
+            clock(job.created),
+            ",".join(gpu.uuid if gpu.index is None else str(gpu.index) for gpu in job.gpus),
+            clean(job.reason) + _strays(job),
+        )
+    return shown
+
+
+def _strays(job: Job) -> str:
+    if not job.strays:
+        return ""
+    pids = ", ".join(str(stray.pid) for stray in job.strays)
+    return f" (still alive: {pids}; `dflash-tui stop {job.id}` ends them)"

@@ -1,0 +1,84 @@
+"""`launch` and `restart`: an extraction as a job that outlives this command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dflash_tui.commands.nodes import connected, find_job, one_node, the_host
+from dflash_tui.commands.outcome import CommandError, Exit
+from dflash_tui.commands.output import clean
+from dflash_tui.commands.plan import add_extract_arguments, extract_order
+from dflash_tui.commands.submit import PLAN_TIMEOUT_S, add_wait_arguments, finish, refuse_read_only, start, submit
+from dflash_tui.config import Settings
+from dflash_tui.node.protocol import Launch
+
+HELP = "start an extraction; prints the id of its job"
+RESTART_HELP = "the same once more under a new id; samples that are done are not done again"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_extract_arguments(parser)
+    add_wait_arguments(parser, waits=False)
+
+
+def run(args: argparse.Namespace, settings: Settings) -> Exit:
+    refuse_read_only(settings, "launch")
+    order = extract_order(args, the_host(settings))
+    with one_node(settings) as node:
+        return finish(node, submit(node, order), args)
+
+
+def add_restart_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="id of a job that has ended, or the beginning of it")
+    parser.add_argument(
+        "--wait", action="store_true", help="follow the job to its end; the exit code tells how it went"
+    )
+
+
+def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
+    refuse_read_only(settings, "restart")
+    with connected(settings) as nodes:
+        node, job = find_job(nodes, args.job)
+        if not job.state.ended:
+            raise CommandError(
+                Exit.BAD_INPUT, f"job {job.id} is {job.state}", f"`dflash-tui stop {job.id}` ends it first", node.host
+            )
+        if job.strays:
+            raise CommandError(
+                Exit.BAD_INPUT,
+                f"processes of job {job.id} are still alive",
+                f"`dflash-tui stop {job.id}` ends them first",
+                node.host,
+            )
+        _, data = node.answer(node.link.read(job=job.id, file="launch", length=1 << 16))
+        launch = _launch_of(data, job.id)
+        plan = node.answer(
+            node.link.plan(
+                launch.verb,
+                launch.spec,
+                python=launch.python,
+                gpus=launch.gpus,
+                share=launch.share,
+                timeout=PLAN_TIMEOUT_S,
+            ),
+            PLAN_TIMEOUT_S + 10,
+        )
+        if not plan.get("ok"):
+            raise CommandError(
+                Exit.BAD_INPUT, clean(str(plan.get("error"))), clean(str(plan.get("remedy") or "")), node.host
+            )
+        return finish(node, start(node, launch), args)
+
+
+def _launch_of(data: bytes, job: str) -> Launch:
+    try:
+        kept: dict[str, Any] = json.loads(data)
+        values = {name: kept[name] for name in Launch._fields if name in kept}
+        values["gpus"] = tuple(values.get("gpus") or ())
+        return Launch(**values)
+    except (ValueError, TypeError, AttributeError):
+        raise CommandError(
+            Exit.FAILED, f"launch.json of job {job} cannot be read", "launch it anew with `dflash-tui launch`"
+        ) from None

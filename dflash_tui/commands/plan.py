@@ -1,0 +1,152 @@
+"""`plan`: what an extraction would take on each node, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends.spec import BACKENDS, DEVICES, DTYPES, PRESETS, ExtractSpec
+from dflash_tui.commands.nodes import connected, path_on
+from dflash_tui.commands.outcome import CommandError, Exit
+from dflash_tui.commands.output import amount, clean, complain, console, note, number, print_json, table
+from dflash_tui.commands.submit import Order, add_gpu_arguments, ask_plan
+from dflash_tui.config import Settings
+
+HELP = "what an extraction would take, and whether it can be: layers, bytes, memory, disk"
+
+_DEFAULTS = {name: field.default for name, field in ExtractSpec.__dataclass_fields__.items()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_extract_arguments(parser)
+
+
+def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
+    """The fields of `ExtractSpec` as options."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the model, on the node")
+    parser.add_argument("--dataset", required=True, metavar="DIR", help="folder made by `prepare`, on the node")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the hidden states, on the node")
+    parser.add_argument("--backend", choices=BACKENDS, default=_DEFAULTS["backend"])
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        default=_DEFAULTS["layers"],
+        metavar="LAYERS",
+        help=f"{' or '.join(PRESETS)}, or ids as 2,10,18 (0 = embeddings, N = before the final norm)",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default=_DEFAULTS["dtype"], help="of the model and of the files")
+    parser.add_argument("--device", choices=DEVICES, default=_DEFAULTS["device"])
+    add_gpu_arguments(parser)
+    parser.add_argument("--first", type=int, default=_DEFAULTS["first"], metavar="N", help="first sample")
+    parser.add_argument(
+        "--last", type=int, default=_DEFAULTS["last"], metavar="N", help="sample to stop before (default: all)"
+    )
+    parser.add_argument(
+        "--pack-tokens",
+        type=int,
+        default=_DEFAULTS["pack_tokens"],
+        metavar="N",
+        help="tokens of a pack (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-sample-tokens",
+        type=int,
+        default=_DEFAULTS["max_sample_tokens"],
+        metavar="N",
+        help="a longer sample is refused (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-free-bytes",
+        type=int,
+        default=_DEFAULTS["min_free_bytes"],
+        metavar="N",
+        help="the job ends before the disk has less left (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--worker-restarts",
+        type=int,
+        default=_DEFAULTS["worker_restarts"],
+        metavar="N",
+        help="how often a lost worker is replaced (default: %(default)s)",
+    )
+
+
+def _layers(text: str) -> str | tuple[int, ...]:
+    if text in PRESETS:
+        return text
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither {' nor '.join(PRESETS)} nor layer ids, as 2,10,18"
+        ) from None
+
+
+def extract_order(args: argparse.Namespace, host: str) -> Order:
+    """The order of the options. Raises SpecError, CommandError."""
+    values = {
+        name: getattr(args, name)
+        for name in _DEFAULTS
+        if hasattr(args, name) and name not in ("gpus", "model", "dataset", "output")
+    }
+    paths = {name: path_on(host, getattr(args, name)) for name in ("model", "dataset", "output")}
+    spec = ExtractSpec(**paths, **values)
+    return Order(spec, getattr(args, "name", "") or spec.model.rstrip("/").rpartition("/")[2], args.gpus, args.share)
+
+
+def run(args: argparse.Namespace, settings: Settings) -> Exit:
+    outcome = Exit.OK
+    documents: list[dict[str, Any]] = []
+    orders = {host: extract_order(args, host) for host in settings.hosts}
+    with connected(settings) as nodes:
+        for node in nodes:
+            try:
+                if node.failure is not None:
+                    raise node.failure
+                plan = ask_plan(node, orders[node.host])
+                if not plan.get("ok"):
+                    message, remedy = clean(str(plan.get("error"))), clean(str(plan.get("remedy") or ""))
+                    raise CommandError(Exit.BAD_INPUT, message, remedy, node.host)
+            except CommandError as error:
+                outcome = max(outcome, error.code)
+                complain(str(error))
+                documents.append(error.to_json())
+                continue
+            documents.append({"host": node.host, **plan})
+            if not args.json:
+                show_plan(node.host, plan)
+    if args.json:
+        print_json(documents)
+    return outcome
+
+
+def show_plan(host: str, plan: Mapping[str, Any]) -> None:
+    """The facts of a plan as a table, its warnings after it."""
+    shown = table("plan", host)
+    for key, value in plan.items():
+        if key in ("ok", "error", "remedy", "warnings"):
+            continue
+        shown.add_row(key.removesuffix("_bytes").replace("_", " "), _UNITS.get(key, _plain)(value))
+    console().print(shown)
+    for line in plan.get("warnings") or ():
+        note(f"warning: {line}")
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return number(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{clean(str(key))} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(clean(str(item)) for item in value)
+    return clean(str(value))
+
+
+_UNITS: dict[str, Callable[[Any], str]] = dict.fromkeys(
+    ("bytes_per_token", "bytes_total", "disk_free_bytes", "memory_bytes_per_worker"), amount
+)

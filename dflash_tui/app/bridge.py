@@ -48,7 +48,9 @@ class NodeLinkLike(Protocol):
         length: int = 65536,
     ) -> Future[tuple[Any, bytes]]: ...
 
-    def follow(self, *, job: str | None = None, file: str = "log", path: str | None = None, offset: int = -65536) -> Any: ...
+    def follow(
+        self, *, job: str | None = None, file: str = "log", path: str | None = None, offset: int = -65536
+    ) -> Any: ...
 
 
 class Inbox:

@@ -1,0 +1,159 @@
+"""The console: starts the links, keeps what they tell, and gives it to the screen that is on top."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import tzinfo
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from dflash_tui.app.bridge import Inbox, NodeLinkLike
+from dflash_tui.app.crash import write_report
+from dflash_tui.app.messages import FleetChanged
+from dflash_tui.app.screens.fleet import FleetScreen
+from dflash_tui.app.terminal import TerminalWatch
+from dflash_tui.app.themes import DEFAULT_THEME, load_themes
+from dflash_tui.config import Settings
+from dflash_tui.fleet.facts import LogArrived
+from dflash_tui.fleet.state import Fleet, reduce
+
+DRAIN_INTERVAL_S = 0.125
+
+
+class ConsoleApp(App[None]):
+    """The console over `links`, which it starts and closes.
+
+    clock: the console's time in seconds since 1970; zone: of the times shown, the user's own where it is None.
+    """
+
+    TITLE = "dflash-tui"
+    CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = ["styles/base.tcss", "styles/fleet.tcss"]
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {"fleet": FleetScreen}
+    DEFAULT_MODE = "fleet"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]  # noqa: RUF012
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f,1", "mode('fleet')", "Fleet", key_display="1"),
+        Binding("j,2", "mode('jobs')", "Jobs", key_display="2"),
+        Binding("l,3", "mode('logs')", "Logs", key_display="3"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(
+        self,
+        links: Sequence[NodeLinkLike],
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.time,
+        zone: tzinfo | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.zone = zone
+        self._clock = clock
+        self._inbox = Inbox()
+        self._links = {link.host: link for link in links}
+        self._watch: TerminalWatch | None = None
+        self.fleet = Fleet.of(self._links, clock())
+        for link in links:
+            link.emit = self._inbox.put
+
+    # What screens may ask.
+
+    def now(self) -> float:
+        """The console's time, in seconds since 1970."""
+        return self._clock()
+
+    def link(self, host: str) -> NodeLinkLike:
+        """The link to a host of the fleet. Raises KeyError for any other."""
+        return self._links[host]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._links)
+
+    # Life.
+
+    def on_mount(self) -> None:
+        themes, problems = load_themes()
+        for theme in themes:
+            self.register_theme(theme)
+        wanted = self.settings.theme or DEFAULT_THEME
+        if wanted in self.available_themes:
+            self.theme = wanted
+        else:
+            problems.append(f"no theme is called {wanted!r}; there are {', '.join(sorted(self.available_themes))}")
+        for problem in problems:
+            self.notify(problem, title="Theme", severity="warning", markup=False)
+        if self.settings.screen != self.DEFAULT_MODE and self.settings.screen in self.MODES:
+            self.switch_mode(self.settings.screen)
+        self.set_interval(DRAIN_INTERVAL_S, self._drain)
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        """What may wait until something is on the screen."""
+        if not self.is_headless:
+            self._watch = TerminalWatch(sys.__stdin__.fileno() if sys.__stdin__ else 0, self._terminal_gone)
+            self._watch.start()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                loop.add_signal_handler(number, self._ended_by_signal, int(number))
+        for link in self._links.values():
+            link.start()
+
+    def on_unmount(self) -> None:
+        for link in self._links.values():
+            link.close()
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _terminal_gone(self) -> None:
+        self.call_later(self._ended_by_signal, int(signal.SIGHUP))
+
+    def _ended_by_signal(self, number: int) -> None:
+        self.exit(return_code=128 + number)
+
+    def _drain(self) -> None:
+        before = self.fleet
+        for fact in self._inbox.drain():
+            if isinstance(fact, LogArrived):
+                self._log_arrived(fact)
+            else:
+                self.fleet = reduce(self.fleet, fact)
+        if self.fleet is not before:
+            for screen in self.screen_stack:
+                screen.post_message(FleetChanged(self.fleet))
+
+    def _log_arrived(self, fact: LogArrived) -> None:
+        pass
+
+    # Actions.
+
+    def action_mode(self, mode: str) -> None:
+        """Shows another screen; what lies over this one stays there."""
+        if mode != self.current_mode:
+            self.switch_mode(mode)
+
+    async def action_quit(self) -> None:
+        active = self.fleet.totals().active_jobs
+        if active:
+            jobs = "1 job runs" if active == 1 else f"{active} jobs run"
+            self.exit(return_code=0, message=f"{jobs} on without the console; `dflash-tui jobs` shows them.")
+        else:
+            self.exit(return_code=0)
+
+    def _print_error_renderables(self) -> None:
+        # A traceback is for the report, not for the user's terminal.
+        if self._exception is not None:
+            self._exit_renderables.clear()
+            self.error_console.print(write_report(self._exception), markup=False, soft_wrap=True, highlight=False)
+        super()._print_error_renderables()

@@ -1,0 +1,63 @@
+"""The lines below the fleet: a node, or a GPU with its processes. What nodes wrote never goes through markup."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from dflash_tui.app.widgets.words import job_state, why
+from dflash_tui.fleet import format as fmt
+from dflash_tui.fleet.facts import Gpu
+from dflash_tui.fleet.state import NodeView
+
+
+def gpu_detail(node: NodeView, gpu: Gpu) -> Content:
+    """The GPU's identity and clocks on one line, then one line a process."""
+    head = f"GPU {gpu.index} of {node.host}: {gpu.name or fmt.NOT_AVAILABLE}  {gpu.uuid or 'no UUID'}"
+    clocks = f"SM {fmt.number(gpu.sm_clock_mhz, ' MHz')}  memory {fmt.number(gpu.memory_clock_mhz, ' MHz')}"
+    lines: list[Content] = [
+        Content.assemble((fmt.one_line(head), "bold")),
+        Content(clocks),
+    ]
+    if gpu.error:
+        lines.append(Content(f"! {fmt.one_line(gpu.error)}"))
+    if gpu.processes is None:
+        lines.append(Content("processes: N/A"))
+    elif not gpu.processes:
+        lines.append(Content("no process on this GPU"))
+    else:
+        lines.append(Content.assemble((f"{'PID':>8}  {'memory':>10}  {'user':10}  command", "dim")))
+        for process in gpu.processes:
+            whose = f"(job {process.job})" if process.job else ""
+            command = process.command or f"{fmt.NOT_AVAILABLE} (outside of this container)"
+            user = fmt.one_line(process.user or fmt.NOT_AVAILABLE)
+            text = f"{process.pid:>8}  {fmt.size(process.memory_bytes):>10}  {user:10}  {fmt.one_line(command)}"
+            lines.append(Content.assemble(text, "  ", (fmt.one_line(whose), "bold")))
+    return Content("\n").join(lines)
+
+
+def node_detail(node: NodeView) -> Content:
+    """The node's link, agent, disks and active jobs."""
+    lines = [Content.assemble((fmt.one_line(f"{node.host}: {node.link.state}"), "bold"))]
+    reason = why(node)
+    if reason:
+        lines.append(Content(reason))
+    if node.agent is not None:
+        agent = node.agent
+        offset = f"{agent.clock_offset_s:+.1f} s" if abs(agent.clock_offset_s) >= 0.05 else "equal to here"
+        lines.append(
+            Content(fmt.one_line(f"{agent.user}@{agent.hostname}  agent {agent.agent_pid}, Python {agent.python}"))
+        )
+        lines.append(Content(fmt.one_line(f"worker Python {agent.default_python}  jobs in {agent.state_dir}")))
+        lines.append(Content(fmt.one_line(f"boot {agent.boot_id}  clock {offset}")))
+    if node.metrics is not None:
+        metrics = node.metrics
+        for disk in metrics.host.disks:
+            space = f"{disk.path}: {fmt.size(disk.free_bytes)} free of {fmt.size(disk.total_bytes)}"
+            lines.append(Content(fmt.one_line(space)))
+        lines.append(Content(f"GPUs read by {metrics.gpu_source}"))
+    lines += [
+        Content(fmt.one_line(f"{job_state(job.state)[0]}  {job.id}  {job.name}"))
+        for job in node.jobs.values()
+        if not job.state.ended
+    ]
+    return Content("\n").join(lines)

@@ -100,11 +100,11 @@ def wait(node: Node, job: Job, shown: Reporter) -> Job:
         except queue.Empty:
             fact = None
         if isinstance(fact, JobsArrived):
-            job = next((found for found in fact.jobs if found.id == job.id), job)
-            if job.id in fact.gone:
-                raise CommandError(
-                    Exit.NOT_FOUND, f"job {job.id} is no longer there", "somebody removed its folder", node.host
-                )
+            known = {found.id: found for found in fact.jobs}
+            if job.id in fact.gone or (fact.whole and job.id not in known):
+                message, remedy = f"job {job.id} is no longer there", "somebody removed its folder"
+                raise CommandError(Exit.NOT_FOUND, message, remedy, node.host)
+            job = known.get(job.id, job)
         elif isinstance(fact, LinkChanged):
             if fact.state is LinkState.REFUSED:
                 raise CommandError(Exit.UNREACHABLE, fact.detail, fact.remedy, node.host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import queue
 import sys
+import time
 from collections.abc import Callable
 
 from dflash_tui.commands.nodes import Node, connected, find_job
@@ -100,14 +101,18 @@ def _follow(node: Node, job: Job, file: str, offset: int, write: Callable[[bytes
             except queue.Empty:
                 fact = None
             if isinstance(fact, LogArrived) and fact.tail == tail.id:
-                if fact.error:
-                    raise CommandError(
-                        Exit.FAILED, fact.error, "see whether the job's folder is still there", node.host
-                    )
+                if fact.error and (offset or job.state.ended):
+                    remedy = "see whether the job's folder is still there"
+                    raise CommandError(Exit.FAILED, fact.error, remedy, node.host)
+                if fact.error:  # a job that has not written anything yet
+                    time.sleep(0.5)
+                    tail = node.link.follow(job=job.id, file=file, offset=offset)
+                    continue
                 if fact.gap_bytes:
                     note(f"{node.host}: {fact.gap_bytes:,} bytes of the log were given back to the disk")
                 if fact.reset:
                     note(f"{node.host}: the file was {fact.reset}")
+                    size = None
                 write(fact.data, False)
                 offset = fact.offset + len(fact.data)
                 tail.ack(len(fact.data))

@@ -61,7 +61,10 @@ class CommandError(Exception):
 
 def of_link_error(error: LinkError, host: str = "") -> CommandError:
     """A refusal is told apart from a host that cannot be reached."""
-    code = _REFUSALS.get(error.code, Exit.BAD_INPUT) if isinstance(error, RequestRefused) else Exit.UNREACHABLE
+    if isinstance(error, RequestRefused):
+        code = _REFUSALS.get(error.code, Exit.BAD_INPUT)
+    else:
+        code = Exit.BAD_INPUT if error.code in ("bad-target", "bad-ssh-config") else Exit.UNREACHABLE
     return CommandError(code, error.message, error.remedy, host)
 
 

@@ -85,13 +85,10 @@ def _layers(text: str) -> str | tuple[int, ...]:
 
 def extract_order(args: argparse.Namespace, host: str) -> Order:
     """The order of the options. Raises SpecError, CommandError."""
-    values = {
-        name: getattr(args, name)
-        for name in _DEFAULTS
-        if hasattr(args, name) and name not in ("gpus", "model", "dataset", "output")
-    }
-    paths = {name: path_on(host, getattr(args, name)) for name in ("model", "dataset", "output")}
-    spec = ExtractSpec(**paths, **values)
+    values: dict[str, Any] = {name: getattr(args, name) for name in _DEFAULTS if name != "gpus"}
+    for name in ("model", "dataset", "output"):
+        values[name] = path_on(host, values[name])
+    spec = ExtractSpec(**values)
     return Order(spec, getattr(args, "name", "") or spec.model.rstrip("/").rpartition("/")[2], args.gpus, args.share)
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ RESULT_KEYS = (
     "manifest",
 )
 
-_DEFAULTS = {name: field.default for name, field in DemoSpec.__dataclass_fields__.items()}
+_DEFAULTS = {field.name: field.default for field in fields(DemoSpec)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

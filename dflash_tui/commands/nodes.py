@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from dflash_tui.commands.outcome import CommandError, Exit, of_link_error
@@ -144,8 +144,8 @@ def find_job(nodes: Sequence[Node], text: str) -> tuple[Node, Job]:
 
 def path_on(host: str, text: str) -> str:
     """A path as the node must see it: a node reached over SSH has no current folder. Raises CommandError."""
-    from pathlib import Path
-
+    if not text:
+        raise CommandError(Exit.BAD_INPUT, "a path is empty", "write where it is")
     if host == LOCAL:
         return str(Path(text).expanduser().absolute())
     if not PurePosixPath(text).is_absolute():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from backends.spec import BACKENDS, DEVICES, DTYPES, PRESETS, ExtractSpec
@@ -15,7 +16,7 @@ from dflash_tui.config import Settings
 
 HELP = "what an extraction would take, and whether it can be: layers, bytes, memory, disk"
 
-_DEFAULTS = {name: field.default for name, field in ExtractSpec.__dataclass_fields__.items()}
+_DEFAULTS = {field.name: field.default for field in fields(ExtractSpec)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 from backends.spec import PrepareSpec
 from dflash_tui.commands.nodes import one_node, path_on, the_host
@@ -12,7 +13,7 @@ from dflash_tui.config import Settings
 
 HELP = "make the trainer's dataset from conversations in JSONL"
 
-_DEFAULTS = {name: field.default for name, field in PrepareSpec.__dataclass_fields__.items()}
+_DEFAULTS = {field.name: field.default for field in fields(PrepareSpec)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -124,7 +124,7 @@ def run_main(verb: str, source: str, events_path: str | None) -> int:
         events.emit("interrupted", message=stop.message, done=stop.done, total=stop.total)
         return _say(stop.message, INTERRUPTED)
     except JobError as error:
-        return _fail(events, error.message, error.remedy, BAD_INPUT)
+        return _fail(events, error.message, error.remedy, error.status)
     except SpecError as error:
         return _fail(events, str(error), "", BAD_INPUT)
     except ImportError as error:

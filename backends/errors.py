@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class JobError(Exception):
     """Bad input or a machine that cannot do the job: one line that says what, one that says the remedy.
 
-    `backends.__main__` turns it into a `failed` event, one line on stderr and exit status 2.
+    `backends.__main__` turns it into a `failed` event, one line on stderr and exit status `status`.
     """
+
+    status: ClassVar[int] = 2
 
     def __init__(self, message: str, remedy: str = "") -> None:
         self.message = " ".join(message.split())
         self.remedy = " ".join(remedy.split())
         super().__init__(f"{self.message}: {self.remedy}" if self.remedy else self.message)
+
+
+class WorkerError(JobError):
+    """Workers that died too often: nothing that the user typed is wrong."""
+
+    status = 1
 
 
 class Interrupted(Exception):

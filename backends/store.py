@@ -82,6 +82,45 @@ def disagreement(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _sizes(output: Path) -> dict[str, int]:
+    """Bytes of each hidden-state file of a folder, by name."""
+    with os.scandir(output) as items:
+        return {
+            item.name: item.stat().st_size
+            for item in items
+            if item.name.startswith("hs_") and item.name.endswith(".safetensors")
+        }
+
+
+def _present(entries: Mapping[int, Entry], sizes: Mapping[str, int]) -> dict[int, Entry]:
+    """The entries whose file is there in its size; the others are to be made again."""
+    return {row: entry for row, entry in entries.items() if sizes.get(entry.file) == entry.bytes}
+
+
+def _agreeing_manifest(output: Path, header: Mapping[str, Any]) -> Manifest | None:
+    """The manifest that is there, None where there is none yet. Raises JobError where it is another extraction's."""
+    path = output / MANIFEST
+    try:
+        # A header line that is torn means that nothing was listed yet.
+        if not path.exists() or b"\n" not in path.read_bytes():
+            return None
+        manifest = read_manifest(output)
+    except OSError as error:
+        raise unwritable(output, error) from None
+    except StoreError as error:
+        raise JobError(str(error), "mend or move that file, or give another output folder") from None
+    difference = disagreement(manifest.header, header)
+    if difference:
+        raise JobError(f"{output} holds other hidden states ({difference})", "give another output folder")
+    return manifest
+
+
+def listed_in(output: Path, header: Mapping[str, Any]) -> dict[int, Entry]:
+    """What an earlier run with this header left in a folder, by row; changes nothing. Raises JobError."""
+    manifest = _agreeing_manifest(output, header)
+    return _present(manifest.entries, _sizes(output)) if manifest else {}
+
+
 class Store:
     """An output folder that one job writes to. Made by `open`; `close` gives the lock back.
 
@@ -121,15 +160,7 @@ class Store:
     @classmethod
     def _opened(cls, output: Path, lock_fd: int, header: dict[str, Any]) -> Store:
         path = output / MANIFEST
-        manifest = None
-        if path.exists() and path.read_bytes().find(b"\n") >= 0:
-            try:
-                manifest = read_manifest(output)
-            except StoreError as error:
-                raise JobError(str(error), "mend or move that file, or give another output folder") from None
-            difference = disagreement(manifest.header, header)
-            if difference:
-                raise JobError(f"{output} holds other hidden states ({difference})", "give another output folder")
+        manifest = _agreeing_manifest(output, header)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         store = cls(output, lock_fd, fd, manifest.header if manifest else header)
         try:
@@ -144,14 +175,10 @@ class Store:
         return store
 
     def _survey(self, entries: Mapping[int, Entry]) -> None:
-        sizes: dict[str, int] = {}
-        with os.scandir(self.output) as items:
-            for item in items:
-                if item.name.startswith(TMP_PREFIX):
-                    Path(item.path).unlink()
-                elif item.name.startswith("hs_") and item.name.endswith(".safetensors"):
-                    sizes[item.name] = item.stat().st_size
-        self.listed = {row: entry for row, entry in entries.items() if sizes.get(entry.file) == entry.bytes}
+        for path in self.output.glob(f"{TMP_PREFIX}*"):
+            path.unlink(missing_ok=True)
+        sizes = _sizes(self.output)
+        self.listed = _present(entries, sizes)
         known = {entry.file for entry in entries.values()}
         for name in sorted(sizes):
             number = name[3 : -len(".safetensors")]
@@ -177,13 +204,17 @@ class Store:
             os.ftruncate(self._manifest_fd, before)
             raise
 
+    def path(self, row: int) -> Path:
+        """Where a sample's file is, or will be."""
+        return self.output / file_name(row)
+
     def free_bytes(self) -> int:
         """Bytes that the disk still has for us."""
         return free_bytes(self.output)
 
-    def sweep(self) -> None:
-        """Removes the temporary files of workers that are gone. Only while none runs."""
-        for path in self.output.glob(f"{TMP_PREFIX}*"):
+    def sweep(self, pid: int) -> None:
+        """Removes the temporary files of a worker that is gone."""
+        for path in self.output.glob(f"{TMP_PREFIX}{pid}-*"):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -1,0 +1,321 @@
+"""Samples -> packs -> workers -> manifest. Handles stop, lost workers and a disk that fills. Loads no torch.
+
+The runner alone writes the manifest and the events. A sample counts as done when its file has its final name and its line
+stands in the manifest, both on the disk; every other state of a sample is "to be made".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from backends.errors import Interrupted, JobError, WorkerError, one_line
+from backends.events import EventLog
+from backends.packing import Pack, pack_samples
+from backends.plan import ExtractPlan, plan_extract
+from backends.progress import Progress
+from backends.spec import ExtractSpec
+from backends.store import Entry, Store, StoreError, check_file, unwritable
+from backends.workers import LocalWorkers, Message, Work, Workers
+
+_POLL_S = 0.1
+# Of so many samples at most, the states may fail their checks before the job is given up: more is not an accident.
+_SKIP_SHARE = 0.01
+# A worker gets so many packs at least, unless they become smaller than a GPU needs to be busy.
+_PACKS_EACH = 8
+_SMALL_PACK_TOKENS = 2048
+_CPU_PACK_TOKENS = 2048
+
+MakeWorkers = Callable[[ExtractPlan, Store], Workers]
+
+
+def local_workers(plan: ExtractPlan, store: Store) -> Workers:
+    """One process a GPU, or one on the CPU."""
+    order = {"spec": plan.spec.to_json(), "layer_ids": list(plan.layer_ids), "device": plan.device}
+    return LocalWorkers(order, plan.spec.gpus, keep_open=[store.lock_fd])
+
+
+def extract(
+    spec: ExtractSpec,
+    events: EventLog,
+    should_stop: Callable[[], bool],
+    *,
+    make_workers: MakeWorkers = local_workers,
+) -> dict[str, Any]:
+    """Writes the hidden states of a dataset's samples; goes on where an earlier run stopped.
+
+    Returns the fields of the `finished` event. Raises JobError, SpecError and Interrupted; whatever it raises, what the
+    manifest lists is whole and nothing else counts as done.
+    """
+    events.emit("phase", phase="checking")
+    plan = plan_extract(spec)
+    if plan.problem is not None:
+        raise plan.problem
+    store = Store.open(Path(spec.output), plan.header)
+    try:
+        return _Run(plan, store, events, should_stop, make_workers).run()
+    finally:
+        store.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: ExtractPlan,
+        store: Store,
+        events: EventLog,
+        should_stop: Callable[[], bool],
+        make_workers: MakeWorkers,
+    ) -> None:
+        self.plan = plan
+        self.store = store
+        self.events = events
+        self.should_stop = should_stop
+        self.make_workers = make_workers
+        self.restarts = 0
+        self.started: set[int] = set()
+        self.next_id = 0
+        # Rows of the packs in flight: the disk has their bytes promised, not yet written.
+        self.flying: dict[int, tuple[int, ...]] = {}
+        self.waiting: deque[tuple[int, ...]] = deque()
+        self.skipped: dict[int, str] = {}
+        self.packing = "packs"
+
+    def run(self) -> dict[str, Any]:
+        plan, rows = self.plan, self.plan.rows
+        adopted = self._whole([row for row in self.store.stray if row in rows])
+        self._list(adopted)
+        todo = [row for row in rows if row not in self.store.listed]
+        done = len(rows) - len(todo)
+        self.waiting.extend(pack.rows for pack in self._pack(todo))
+        self.progress = Progress(self.events, total=len(rows), already_done=done)
+        self.events.emit(
+            "started",
+            verb="extract",
+            total=len(rows),
+            already_done=done,
+            layer_ids=list(plan.layer_ids),
+            hidden_size=plan.shape.hidden_size,
+            bytes_per_token=plan.bytes_per_token,
+            workers=plan.workers,
+        )
+        for warning in plan.warnings:
+            self.events.emit("warning", message=warning)
+        if todo:
+            self._compute()
+        self.progress.tell(now=True)
+        return self._outcome()
+
+    def _outcome(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "verb": "extract",
+            "done": progress.done,
+            "total": progress.total,
+            "skipped": progress.skipped,
+            "tokens": progress.tokens,
+            "bytes": progress.bytes,
+            "elapsed_s": round(progress.elapsed_s, 3),
+            **{name: value for name, value in progress.rates().items() if name != "eta_s"},
+            "layer_ids": list(self.plan.layer_ids),
+            "packing": self.packing,
+            "output": str(self.store.output),
+            "manifest": str(self.store.output / "manifest.jsonl"),
+        }
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        self.workers = self.make_workers(self.plan, self.store)
+        self._phase("starting the workers")
+        clean = False
+        try:
+            for worker in range(min(self.workers.count, len(self.waiting))):
+                self._start(worker)
+            self._loop()
+            clean = True
+        except Interrupted:
+            clean = True
+            raise
+        finally:
+            # A worker that is asked to end writes what it has; after an error nobody waits for that.
+            self.workers.close(at_once=not clean)
+            for worker in self.started:
+                self.events.emit("worker", worker=worker, state="ended")
+
+    def _loop(self) -> None:
+        while True:
+            stopping = self.should_stop()
+            full = None if stopping else self._feed()
+            flying = self.workers.in_flight()
+            if not flying and stopping:
+                done, total = self.progress.done, self.progress.total
+                self.progress.tell(now=True)
+                raise Interrupted(f"stopped on request with {done} of {total} samples done", done, total)
+            if not flying and full is not None:
+                raise full
+            if not flying and not self.waiting:
+                return
+            if stopping or full is not None:
+                self._phase("finishing what is in flight")
+            for message in self.workers.results(_POLL_S):
+                self._hear(message)
+            self.progress.tell()
+
+    def _feed(self) -> JobError | None:
+        """Hands out packs while there is room; an error where the disk has no room for the next one."""
+        while self.waiting and self.workers.room():
+            rows = self.waiting[0]
+            size = self._size(rows)
+            free, floor = self.store.free_bytes(), self.plan.spec.min_free_bytes
+            if free - sum(map(self._size, self.flying.values())) - size < floor:
+                return JobError(
+                    f"the disk of {self.store.output} has {free:,} bytes left, too few for the next {size:,}"
+                    f" above the floor of {floor:,} ({self.progress.done} of {self.progress.total} samples are done)",
+                    "free some space and run it again: it goes on where it stopped",
+                )
+            self.waiting.popleft()
+            self.flying[self.next_id] = rows
+            self.workers.submit(Work(self.next_id, rows))
+            self.next_id += 1
+        return None
+
+    def _hear(self, message: Message) -> None:
+        event, fields = message.event, message.fields
+        if event == "phase":
+            self._phase(fields["phase"])
+        elif event == "ready":
+            self._ready(message)
+        elif event in ("done", "disk"):
+            self.flying.pop(fields["id"], None)
+            self._commit([Entry(*entry) for entry in fields["entries"]])
+            if event == "disk":
+                raise unwritable(self.store.output, OSError(fields["message"]))
+            self._skip(fields["bad"])
+        elif event == "oom":
+            self._split(self.flying.pop(fields["id"]), fields["message"])
+        elif event == "refused":
+            raise (JobError if fields["status"] == JobError.status else WorkerError)(
+                fields["message"], fields["remedy"]
+            )
+        elif event == "crash" and fields["starting"]:
+            raise WorkerError(f"a worker could not start: {fields['message']}", "the traceback is in the log")
+        elif event == "lost":
+            self._lost(message)
+
+    def _start(self, worker: int) -> None:
+        pid = self.workers.start(worker)
+        self.started.add(worker)
+        self.events.emit("worker", worker=worker, state="starting", device=self.plan.device, pid=pid)
+
+    def _ready(self, message: Message) -> None:
+        fields = message.fields
+        if self.next_id == 0:
+            self.progress.begin()
+        self._phase("extracting")
+        self.events.emit("worker", worker=message.worker, state="ready", device=fields["device"])
+        if fields["packing"] != self.packing:
+            self.packing = fields["packing"]
+            self.events.emit("warning", message=f"{fields['packing']}: {fields['why_not']}")
+
+    # --- what became of packs ---------------------------------------------------------------------------------------
+
+    def _list(self, entries: list[Entry]) -> None:
+        try:
+            self.store.commit(entries)
+        except OSError as error:
+            raise unwritable(self.store.output, error) from None
+
+    def _commit(self, entries: list[Entry]) -> None:
+        """Lists what this run made."""
+        self._list(entries)
+        tokens = sum(entry.tokens for entry in entries)
+        self.progress.add(samples=len(entries), tokens=tokens, nbytes=sum(entry.bytes for entry in entries))
+
+    def _skip(self, bad: list[list[Any]]) -> None:
+        for row, why in bad:
+            self.skipped[row] = why
+            self.progress.skipped = len(self.skipped)
+            if len(self.skipped) > _SKIP_SHARE * self.progress.total:
+                raise JobError(
+                    f"row {row}: {why} ({len(self.skipped)} of {self.progress.total} samples so)",
+                    "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does",
+                )
+            self.events.emit("warning", message=f"row {row} is skipped: {why}")
+
+    def _split(self, rows: tuple[int, ...], why: str) -> None:
+        """A pack that does not fit into memory comes again in halves."""
+        tokens = sum(self.plan.lengths[row] for row in rows)
+        if len(rows) == 1:
+            raise JobError(
+                f"row {rows[0]} ({tokens} tokens) does not fit into memory: {why}",
+                "choose a device with more memory, or prepare the dataset with smaller max_tokens",
+            )
+        self.events.emit("warning", message=f"a pack of {tokens} tokens does not fit into memory and is split: {why}")
+        middle = len(rows) // 2
+        self.waiting.extendleft((rows[middle:], rows[:middle]))
+
+    def _lost(self, message: Message) -> None:
+        fields = message.fields
+        self.events.emit("worker", worker=message.worker, state="lost", pid=fields["pid"], detail=fields["detail"])
+        self.started.discard(message.worker)
+        self.store.sweep(fields["pid"])
+        for work in reversed(fields["works"]):
+            self.flying.pop(work.id, None)
+            whole = self._whole(work.rows)
+            self._commit(whole)
+            left = tuple(row for row in work.rows if row not in self.store.listed)
+            if left:
+                self.waiting.appendleft(left)
+        if self.should_stop():
+            return
+        self.restarts += 1
+        if self.restarts > self.plan.spec.worker_restarts:
+            raise WorkerError(
+                f"worker {message.worker} was lost ({fields['detail']}) after"
+                f" {self.plan.spec.worker_restarts} restarts",
+                "see the log, then run it again: it goes on where it stopped",
+            )
+        if self.waiting:
+            self._start(message.worker)
+
+    def _whole(self, rows: Iterable[int]) -> list[Entry]:
+        """Entries for those rows whose file has its final name, is not listed yet, and is found whole."""
+        plan, entries = self.plan, []
+        for row in rows:
+            path = self.store.path(row)
+            if row in self.store.listed or not path.exists():
+                continue
+            ids = plan.dataset.row(row)[0]
+            try:
+                check_file(
+                    path,
+                    token_ids=ids,
+                    layers=len(plan.layer_ids),
+                    hidden_size=plan.shape.hidden_size,
+                    dtype=plan.spec.dtype,
+                )
+            except StoreError as error:
+                self.events.emit("warning", message=f"{one_line(error)}; it is made again")
+            else:
+                entries.append(Entry(row, path.name, len(ids), path.stat().st_size))
+        return entries
+
+    def _pack(self, rows: list[int]) -> list[Pack]:
+        """Packs of at most `pack_tokens`; smaller ones where that keeps all workers busy, or costs nothing (a CPU)."""
+        lengths, spec = self.plan.lengths, self.plan.spec
+        share = sum(lengths[row] for row in rows) // (self.plan.workers * _PACKS_EACH)
+        most = _CPU_PACK_TOKENS if self.plan.device == "cpu" else spec.pack_tokens
+        limit = min(spec.pack_tokens, most, max(share, _SMALL_PACK_TOKENS))
+        return pack_samples(((row, lengths[row]) for row in rows), limit)
+
+    def _size(self, rows: Iterable[int]) -> int:
+        """Bytes that these samples take on the disk."""
+        return sum(self.plan.lengths[row] for row in rows) * self.plan.bytes_per_token
+
+    def _phase(self, phase: str) -> None:
+        if phase != self.progress.phase:
+            self.progress.phase = phase
+            self.events.emit("phase", phase=phase)

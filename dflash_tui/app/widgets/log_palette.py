@@ -1,0 +1,65 @@
+"""The colours that a log asks for, as the theme has them: readable on its background, and apart for colour-blind eyes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.color import Color as RichColour
+from rich.style import Style as RichStyle
+from textual.color import Color, ColorParseError
+
+from dflash_tui.fleet.logtext import Colour, Style
+
+# The sixteen colours of a terminal by the theme's variables: black to white, then the bright ones.
+_TEXT = (
+    "text-muted",
+    "text-error",
+    "text-success",
+    "text-warning",
+    "text-primary",
+    "text-secondary",
+    "text-accent",
+    "foreground",
+)
+_GROUND = (
+    "background",
+    "error-muted",
+    "success-muted",
+    "warning-muted",
+    "primary-muted",
+    "secondary-muted",
+    "accent-muted",
+    "panel",
+)
+
+
+class Palette:
+    """Styles of a log as Rich styles, under one theme. Made anew when the theme changes."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables = variables
+        self.style = lru_cache(maxsize=4096)(self._style)
+
+    def _style(self, style: Style) -> RichStyle:
+        return RichStyle(
+            color=self._colour(style.colour, _TEXT),
+            bgcolor=self._colour(style.background, _GROUND),
+            bold=style.bold or None,
+            dim=style.dim or None,
+            italic=style.italic or None,
+            underline=style.underline or None,
+            reverse=style.reverse or None,
+            strike=style.strike or None,
+        )
+
+    def _colour(self, colour: Colour | None, names: tuple[str, ...]) -> RichColour | None:
+        if colour is None:
+            return None
+        if isinstance(colour, tuple):
+            return RichColour.from_rgb(*colour)
+        if colour >= 16:
+            return RichColour.from_rgb(*RichColour.from_ansi(colour).get_truecolor())
+        try:
+            return Color.parse(self._variables[names[colour % 8]]).rich_color
+        except (KeyError, ColorParseError):
+            return None  # "auto" and themes without that variable: the text's own colour

@@ -1,0 +1,398 @@
+"""A log on the screen. Its own widget because RichLog and Log jump to the end on every write and cost more the longer they are.
+
+Only rows that can be seen are rendered, and bytes are taken in batches, so that neither costs more for a long log.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import var
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+
+from dflash_tui.app.widgets.log_palette import Palette
+from dflash_tui.app.widgets.log_rows import RowIndex, cells, pieces
+from dflash_tui.app.widgets.log_search import LogSearch, Match
+from dflash_tui.fleet.logtext import Line, LogText
+
+FLUSH_S = 0.1  # bytes that arrive within this time are drawn together
+
+Where = Literal["older", "newer", "head", "end"]
+
+
+class LogView(ScrollView, can_focus=True):
+    """Shows the bytes that it is given. It asks for others by `Wanted` and tells by `Drawn` what it has taken."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"log--match", "log--match-current", "log--gap", "log--note", "log--cut"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("g", "top", "Top", show=False),
+        Binding("G,end", "follow", "Follow"),
+        Binding("home", "line_start", "Start of lines", show=False),
+        Binding("w", "toggle_wrap", "Wrap"),
+        Binding("n", "find(1)", "Next match", show=False),
+        Binding("N", "find(-1)", "Match before", show=False),
+        Binding("space", "page_down", "Page down", show=False),
+        Binding("b", "page_up", "Page up", show=False),
+    ]
+
+    following: var[bool] = var(True)
+    wrap: var[bool] = var(False)
+
+    class Drawn(Message):
+        """So many bytes of the stream were taken and drawn."""
+
+        def __init__(self, nbytes: int) -> None:
+            super().__init__()
+            self.nbytes = nbytes
+
+    class Wanted(Message):
+        """The reader wants bytes that are not here: those before `offset`, those from it on, the first or the last."""
+
+        def __init__(self, where: Where, offset: int) -> None:
+            super().__init__()
+            self.where = where
+            self.offset = offset
+
+    class Changed(Message):
+        """What a status line says may be another: following, wrapping, the place, the search."""
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, LogView.Changed)
+
+    def __init__(self, *, text: LogText | None = None, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.text = LogText() if text is None else text
+        self.stream_end = 0  # where the stream stands; beyond the text's end where the reader is elsewhere
+        self.search = LogSearch(self.text)
+        self.rendered = 0  # rows rendered so far
+        self._rows = RowIndex()
+        self._palette: Palette | None = None
+        self._pending: list[tuple[bytes, int, int]] = []
+        self._flush_planned = False
+        self._asked: Where | None = None
+        self._no_older = False
+        self._own_move = False
+        self._widest = 0
+
+    # Bytes in.
+
+    def append(self, data: bytes, offset: int, gap: int = 0) -> None:
+        """Takes bytes of the stream: those at `offset`, with `gap` bytes missing before them. Draws them a little later."""
+        self._pending.append((data, offset, gap))
+        if not self._flush_planned:
+            self._flush_planned = True
+            self.set_timer(FLUSH_S, self._flush)
+
+    def restart(self, offset: int, note: str = "", *, stream_end: int | None = None) -> None:
+        """Forgets all that is shown and goes on at `offset`, where the stream stands too unless `stream_end` says otherwise.
+
+        `note` says why, where there is a reason that the reader must know.
+        """
+        self.post_message(self.Drawn(sum(len(data) for data, _, _ in self._pending)))
+        self._pending.clear()
+        self._asked = None
+        self._no_older = False
+        self.search.forget_place()
+        self._widest = 0
+        self.stream_end = offset if stream_end is None else stream_end
+        self.text.clear(offset)
+        self._rows.rebuild((), 0, self._wrap_width)
+        if note:
+            self.note(note)
+        self._resize_content()
+        self._move_to(0)
+
+    def note(self, text: str) -> None:
+        """Puts a line of the console's own at the end."""
+        self._flush()
+        before = self.text.finished
+        self._appended(before, self.text.note(text).top)
+
+    def older(self, data: bytes, offset: int) -> None:
+        """Takes the bytes before the text that were asked for. Where none come, or only a hole in the file, it asks no more."""
+        self._asked = None
+        if not data.strip(b"\0") or offset + len(data) != self.text.older_end:
+            self._no_older = True
+            self.post_message(self.Changed())
+            return
+        change = self.text.prepend(data, offset)
+        top, part = self._rows.locate(self.scroll_offset.y)
+        self.search.shift(change.top)
+        self._rows.rebuild(self._finished_texts(0), self.text.finished, self._wrap_width)
+        self._measure(0)
+        self._resize_content()
+        self._move_to(self._rows.first_row(min(top + change.top, self.text.finished)) + part)
+
+    def newer(self, data: bytes, offset: int) -> None:
+        """Takes the bytes after the text that were asked for."""
+        self._asked = None
+        before = self.text.finished
+        self._appended(before, self.text.feed(data, offset).top)
+        self.stream_end = max(self.stream_end, self.text.end)
+
+    def refused(self) -> None:
+        """What was asked for does not come."""
+        self._asked = None
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        before, dropped, taken = self.text.finished, 0, 0
+        for data, offset, gap in pending:
+            taken += len(data)
+            self.stream_end = offset + len(data)
+            if len(self.text) and (offset - gap > self.text.end or (self.text.full and not self.following)):
+                continue  # the reader's place is worth more than the newest lines: they are read again when wanted
+            if not len(self.text):
+                self.text.clear(offset - gap)
+            if gap:
+                dropped += self.text.gap(gap).top
+            dropped += self.text.feed(data, offset).top
+        self._appended(before, dropped)
+        self.call_after_refresh(self.post_message, self.Drawn(taken))
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the stream after the text: not 0 where the reader is elsewhere in a long log."""
+        return max(0, self.stream_end - self.text.end)
+
+    @property
+    def first_line(self) -> int:
+        """Number of the first line on the screen, from 1 on; 0 where there is none."""
+        return min(self._rows.locate(self.scroll_offset.y)[0] + 1, len(self.text))
+
+    @property
+    def last_line(self) -> int:
+        """Number of the last line on the screen."""
+        last_row = self.scroll_offset.y + max(1, self.scrollable_content_region.height) - 1
+        return min(self._rows.locate(last_row)[0] + 1, len(self.text))
+
+    # Geometry.
+
+    @property
+    def _wrap_width(self) -> int | None:
+        return max(2, self.scrollable_content_region.width) if self.wrap else None
+
+    def _appended(self, before: int, top: int) -> None:
+        """Lines came at the end, of which there were `before`; `-top` lines went at the top."""
+        dropped = -top
+        known = max(0, before - dropped)
+        rows = self._rows.drop(min(dropped, before))
+        self._rows.append(self._finished_texts(known))
+        self.search.shift(top)
+        self._measure(known)
+        self._resize_content()
+        if self.following:
+            self._move_to(self.max_scroll_y)
+        elif rows:
+            self._move_to(self.scroll_offset.y - rows)
+
+    def _finished_texts(self, start: int) -> list[str]:
+        return [drawn_text(self.text[index]) for index in range(start, self.text.finished)]
+
+    def _measure(self, start: int) -> None:
+        for index in range(start, len(self.text)):
+            self._widest = max(self._widest, cells(drawn_text(self.text[index])))
+
+    def _resize_content(self) -> None:
+        rows = self._rows.rows
+        if len(self.text) > self.text.finished:
+            rows += len(pieces(drawn_text(self.text[self.text.finished]), self._wrap_width))
+        self._own_move = True
+        self.virtual_size = Size(0 if self.wrap else self._widest, rows)
+        self._own_move = False
+        self.refresh()
+        self.post_message(self.Changed())
+
+    def _move_to(self, row: int, column: int | None = None) -> None:
+        self._own_move = True
+        self.scroll_to(x=column, y=row, animate=False, force=True)
+        self._own_move = False
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if self._own_move or round(old_value) == round(new_value):
+            return
+        at_end = round(new_value) >= self.max_scroll_y
+        self.following = at_end and not self.behind
+        self._ask_at_the_edges()
+        self.post_message(self.Changed())
+
+    def _ask_at_the_edges(self) -> None:
+        row = self.scroll_offset.y
+        if row == 0 and self.text.start > 0 and not self._no_older and not self.following:
+            self._ask("older", self.text.older_end)
+        elif row >= self.max_scroll_y and self.behind:
+            self._ask("newer", self.text.end)
+
+    def _ask(self, where: Where, offset: int) -> None:
+        if self._asked is None:
+            self._asked = where
+            self.post_message(self.Wanted(where, offset))
+
+    def on_resize(self) -> None:
+        if self.wrap and self._wrap_width != self._rows.width:
+            self._rewrap()
+        elif self.following:
+            self._move_to(self.max_scroll_y)
+
+    def _rewrap(self) -> None:
+        line, _ = self._rows.locate(self.scroll_offset.y)
+        self._rows.rebuild(self._finished_texts(0), self.text.finished, self._wrap_width)
+        self._resize_content()
+        at_line = self._rows.first_row(min(line, self.text.finished))
+        self._move_to(self.max_scroll_y if self.following else at_line, 0 if self.wrap else None)
+
+    def watch_wrap(self) -> None:
+        if self.is_mounted:
+            self._rewrap()
+
+    def watch_following(self) -> None:
+        self.post_message(self.Changed())
+
+    # Keys.
+
+    def action_toggle_wrap(self) -> None:
+        self.wrap = not self.wrap
+
+    def action_top(self) -> None:
+        self.following = False
+        self._move_to(0)
+        if self.text.start > 0:
+            self._ask("head", 0)
+
+    def action_follow(self) -> None:
+        if self.behind:
+            self._ask("end", self.stream_end)
+        self.following = True
+        self._move_to(self.max_scroll_y)
+
+    def action_line_start(self) -> None:
+        self.scroll_to(x=0, animate=False)
+
+    def action_scroll_up(self) -> None:
+        self._scroll_back(1)
+
+    def action_scroll_down(self) -> None:
+        self.scroll_relative(y=1, animate=False)
+        self._ask_at_the_edges()
+
+    def action_page_up(self) -> None:
+        self._scroll_back(self.scrollable_content_region.height - 1)
+
+    def _scroll_back(self, rows: int) -> None:
+        if self.scroll_offset.y == 0 and self.text.start > 0:
+            self.following = False
+        self.scroll_relative(y=-rows, animate=False)
+        self._ask_at_the_edges()
+
+    def action_page_down(self) -> None:
+        self.scroll_relative(y=self.scrollable_content_region.height - 1, animate=False)
+        self._ask_at_the_edges()
+
+    # Search.
+
+    def look_for(self, pattern: str) -> bool:
+        """Goes to the first match from the first row on; "" looks for nothing more. `search.message` says what came of it."""
+        self.refresh()
+        found = self.search.set(pattern) and self.find(1)
+        self.post_message(self.Changed())
+        return found
+
+    def action_find(self, direction: int) -> None:
+        self.find(direction)
+
+    def find(self, direction: int) -> bool:
+        """Goes to the next match, or to the one before with -1."""
+        match = self.search.find(direction, self._rows.locate(self.scroll_offset.y)[0])
+        if match is not None:
+            self.following = False
+            self._show(match)
+        self.refresh()
+        self.post_message(self.Changed())
+        return match is not None
+
+    def _show(self, match: Match) -> None:
+        text = self.text[match.line].text
+        row, column = self._rows.first_row(match.line), None
+        region = self.scrollable_content_region
+        if self.wrap:
+            row += len(pieces(text[: match.end], self._wrap_width)) - 1
+        else:
+            left, right = cells(text[: match.start]), cells(text[: match.end])
+            if left < self.scroll_offset.x or right > self.scroll_offset.x + region.width:
+                column = max(0, left - region.width // 3)
+        if not self.scroll_offset.y <= row < self.scroll_offset.y + region.height:
+            self._move_to(row - region.height // 3, column)
+        elif column is not None:
+            self._move_to(self.scroll_offset.y, column)
+
+    # Drawing.
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._palette = None
+
+    def render_line(self, y: int) -> Strip:
+        self.rendered += 1
+        left, row = self.scroll_offset.x, self.scroll_offset.y + y
+        width, plain = self.scrollable_content_region.width, self.rich_style
+        if row >= self.virtual_size.height:
+            return Strip.blank(width, plain)
+        index, part = self._rows.locate(row)
+        text = self._paint(index)
+        if self.wrap:
+            rows = pieces(text.plain, self._wrap_width)
+            start = sum(map(len, rows[:part]))
+            text = text[start : start + len(rows[part])]
+        elif text.plain.isascii():
+            text, left = text[left : left + width], 0
+        text.stylize_before(plain)
+        if (selection := self.text_selection) is not None and (span := selection.get_span(row)) is not None:
+            style = self.screen.get_component_rich_style("screen--selection")
+            shift = 0 if self.wrap else self.scroll_offset.x - left
+            text.stylize(style, max(0, span[0] - shift), None if span[1] < 0 else max(0, span[1] - shift))
+        strip = Strip(text.render(self.app.console)).crop_extend(left, left + width, plain)
+        return strip.apply_offsets(0 if self.wrap else self.scroll_offset.x, row)
+
+    def _paint(self, index: int) -> Text:
+        """A line with its colours, what is looked for in it, and what was cut off of it."""
+        line = self.text[index]
+        text = Text(drawn_text(line), no_wrap=True, end="")
+        if line.kind != "text":
+            text.stylize(self.get_component_rich_style(f"log--{line.kind}", partial=True))
+            return text
+        if self._palette is None:
+            self._palette = Palette(self.app.theme_variables)
+        for start, end, style in line.spans:
+            text.stylize(self._palette.style(style), start, end)
+        if line.cut:
+            text.stylize(self.get_component_rich_style("log--cut", partial=True), len(line.text))
+        for match in self.search.matches(index):
+            kind = "log--match-current" if match == self.search.match else "log--match"
+            text.stylize(self.get_component_rich_style(kind), match.start, match.end)
+        return text
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        first = selection.start.y if selection.start else 0
+        last = min(selection.end.y if selection.end else self.virtual_size.height, self.virtual_size.height - 1)
+        parts = []
+        for row in range(first, last + 1):
+            index, part = self._rows.locate(row)
+            text = pieces(drawn_text(self.text[index]), self._wrap_width)[part]
+            start, end = selection.get_span(row) or (0, 0)
+            parts.append(text[start:] if end < 0 else text[start:end])
+        return "\n".join(parts), "\n"
+
+
+def drawn_text(line: Line) -> str:
+    """A line as it is drawn: with a mark where it was cut."""
+    return f"{line.text} … {line.cut:,} more characters" if line.cut else line.text

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from dflash_tui.node.nvml import blank_card
 
@@ -90,18 +90,25 @@ class Smi:
         """Every card, in order. Raises SmiUnavailable."""
         answer = self._ask(GPU_QUERY)
         cards, lost = parse_cards(answer.stdout + "\n" + answer.stderr)
-        buses = self._buses()
-        unheard = [bus for bus in buses if bus not in {_bus(name) for name, _ in lost}]
-        if lost and len(cards) < len(unheard):
-            # Some versions stop at the lost card: ask for the others by name.
-            again = self._ask(("--id=" + ",".join(unheard), *GPU_QUERY))
-            cards = parse_cards(again.stdout)[0] or cards
         if not cards and not lost:
             raise SmiUnavailable("nvidia-smi: %s" % _said(answer))
+        buses = self._buses()
         cards += _place(lost, [card["index"] for card in cards], buses)
+        if lost:
+            cards += self._after_lost({card["index"] for card in cards}, buses)
         if any(card["uuid"] for card in cards):
             self._add_processes(cards)
         return [self._remember(card) for card in sorted(cards, key=lambda card: int(card["index"]))]
+
+    def _after_lost(self, heard: Set[int], buses: List[str]) -> List[Dict[str, Any]]:
+        """Some versions stop at the lost card: the others are asked for by name."""
+        names = {index: known["uuid"] for index, known in self._known.items() if "uuid" in known}
+        names.update(enumerate(buses))
+        unheard = [names[index] for index in sorted(names) if index not in heard]
+        if not unheard:
+            return []
+        found = parse_cards(self._ask(("--id=" + ",".join(unheard), *GPU_QUERY)).stdout)[0]
+        return [card for card in found if card["index"] not in heard]
 
     def close(self) -> None:
         """Ends what still runs, without waiting for it."""

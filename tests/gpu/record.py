@@ -13,6 +13,7 @@ PHASE = `{"nvml": {"calls": {CALL: ANSWER}, "devices": [{CALL: ANSWER}], "second
 ANSWER is `{"value": …}` or `{"error": CODE, "message": LINE}`.
 """
 
+import importlib.metadata
 import json
 import re
 import select
@@ -100,7 +101,8 @@ class Disguise:
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
-            return {key: 0 if key in ("bus", "device", "domain") else self.value(item) for key, item in value.items()}
+            hidden = ("bus", "device", "domain") if "busId" in value else ()
+            return {key: 0 if key in hidden else self.value(item) for key, item in value.items()}
         return value
 
     def _tag(self, match):
@@ -137,6 +139,13 @@ def ask(pynvml, name, *arguments):
         return {"error": error.value, "message": str(error)}
     except Exception as error:  # pynvml's own mismatch error is no NVMLError, and old ones lack functions
         return {"error": None, "message": f"{type(error).__name__}: {error}"}
+
+
+def pynvml_version():
+    try:
+        return importlib.metadata.version("nvidia-ml-py")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def record_nvml(pynvml, notes):
@@ -226,7 +235,7 @@ def main():
         pynvml = None
     recording = {
         "recorded": time.strftime("%Y-%m-%d", time.gmtime()),
-        "versions": {"python": sys.version.split()[0], "pynvml": getattr(pynvml, "__version__", None)},
+        "versions": {"python": sys.version.split()[0], "pynvml": pynvml_version()},
         "phases": {"idle": record_phase(pynvml, notes)},
     }
     recording["phases"]["busy"], recording["load"] = record_busy(pynvml, notes)

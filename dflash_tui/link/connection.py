@@ -10,7 +10,12 @@ STDERR_KEPT = 4096
 
 
 class Connection(Protocol):
-    """A byte stream to the process that becomes the agent. None of its calls blocks."""
+    """A byte stream to the process that becomes the agent. None of its calls blocks.
+
+    advice: what a person can do where the process ends before it says anything.
+    """
+
+    advice: str
 
     def read_fds(self) -> tuple[int, ...]:
         """File descriptors that become readable when there is something to receive."""

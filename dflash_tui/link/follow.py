@@ -43,7 +43,7 @@ class Tail:
 
     def request(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"op": "tail", "id": self.wire_id, **self._what, "offset": self.offset}
-        if self.dev is not None and self.ino is not None:
+        if self.dev and self.ino:  # 0 means that there was no file yet
             fields |= {"dev": self.dev, "ino": self.ino}
         return fields | {"credit": max(0, WINDOW - self.unacked)}
 
@@ -115,10 +115,7 @@ class Tails:
             return
         reset = clean(header.get("reset")) or ""
         offset = whole(header.get("offset"))
-        if reset:
-            self._place(tail, header)
-        elif offset is None:
-            offset = tail.offset
+        self._place(tail, header)
         gap = whole(header.get("gap")) or 0
         if not reset and offset is not None and tail.offset >= 0:
             # The position decides, so that a frame sent twice or a hole that went unsaid cannot corrupt the copy.

@@ -17,6 +17,8 @@ _END_S = 3.0
 class LocalConnection:
     """`script` run by /bin/sh in a session of its own, so that ctrl+c on the console's terminal does not reach it."""
 
+    advice = "run the console with another Python, or look at ~/.cache/dflash-tui"
+
     def __init__(self, script: str) -> None:
         try:
             self._process = subprocess.Popen(

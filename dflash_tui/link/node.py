@@ -264,6 +264,7 @@ class NodeLink:
                 before_wait=self._do_posted,
                 on_frame=self._frame,
                 on_age=self._aged,
+                advice=connection.advice,
             )
             self._session.run()
         finally:

@@ -26,6 +26,7 @@ class Session:
 
     on_age: called with the seconds since anything was heard, once the agent speaks, at least four times a second.
     before_wait: called before every wait: the place for what other threads want done.
+    advice: the remedy where the session ends before the agent speaks.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Session:
         before_wait: Callable[[], None],
         on_frame: Callable[[Mapping[str, Any], bytes], None],
         on_age: Callable[[float], None],
+        advice: str = "",
     ) -> None:
         self._connection = connection
         self._bundle = bundle
@@ -50,6 +52,7 @@ class Session:
         self._before_wait = before_wait
         self._on_frame = on_frame
         self._on_age = on_age
+        self._advice = advice
         self._heard = time.monotonic()
         self.bundle_sent = False
 
@@ -132,6 +135,4 @@ class Session:
         if self._preface is None:
             return LinkError("lost", f"the agent is gone: {words or how}")
         said = " · ".join(part for part in (words, self._preface.noise) if part)
-        return LinkError(
-            "bootstrap-failed", f"the session ended before the agent spoke: {said or how}", "try the login by hand"
-        )
+        return LinkError("bootstrap-failed", f"the session ended before the agent spoke: {said or how}", self._advice)

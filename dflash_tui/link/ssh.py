@@ -42,6 +42,7 @@ class SshConnection:
         self._cancel = cancel
         self._settings = resolve(target, options)
         self._login = login_command(target, self._settings, options)
+        self.advice = f"see what the login shell does: {self._login} true"
         self._proxy: Proxy | None = None
         self._stderr = Stderr()
         self._transport = self._start(self._carrier())

@@ -101,18 +101,27 @@ def _agreeing_manifest(output: Path, header: Mapping[str, Any]) -> Manifest | No
     """The manifest that is there, None where there is none yet. Raises JobError where it is another extraction's."""
     path = output / MANIFEST
     try:
+        sizes = _sizes(output) if output.is_dir() else {}
         # A header line that is torn means that nothing was listed yet.
-        if not path.exists() or b"\n" not in path.read_bytes():
-            return None
-        manifest = read_manifest(output)
+        manifest = read_manifest(output) if path.exists() and b"\n" in path.read_bytes() else None
     except OSError as error:
         raise unwritable(output, error) from None
     except StoreError as error:
         raise JobError(str(error), "mend or move that file, or give another output folder") from None
+    if manifest is None:
+        if sizes:
+            # Files of the same shape may be of other layers or another model: nothing tells.
+            raise JobError(
+                f"{output} holds {len(sizes)} hidden-state files but no {MANIFEST} that says of what",
+                "give another output folder, or remove them",
+            )
+        return None
     difference = disagreement(manifest.header, header)
-    if difference:
-        raise JobError(f"{output} holds other hidden states ({difference})", "give another output folder")
-    return manifest
+    if difference is None:
+        return manifest
+    if not sizes and not manifest.entries:
+        return None  # an earlier run that wrote nothing binds nobody
+    raise JobError(f"{output} holds other hidden states ({difference})", "give another output folder")
 
 
 def listed_in(output: Path, header: Mapping[str, Any]) -> dict[int, Entry]:

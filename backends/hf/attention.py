@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-ATTENTION = "dflash_packs"
+# Not a name with "flash" in it: Transformers looks for those on its hub of kernels.
+ATTENTION = "packed_samples"
 
 
 def _find_varlen() -> tuple[Callable[..., Any] | None, bool]:

@@ -1,0 +1,156 @@
+"""Hidden states computed anew by the plainest forward there is, to check what a backend wrote. Shares no code with it.
+
+Stock Transformers, float32, eager attention, one sample at a time, no cache. Loads torch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from backends.errors import JobError, one_line
+
+# The largest relative error of a slot, by the dtype that the states were computed and stored in. float32: other kernels and
+# another order of summing. bfloat16 has 8 bits: one rounding is up to 0.4 %, and what was measured after all blocks of real
+# models is 0.2 to 1.3 % of the largest value; float16 has 11 bits. The check of the best id is the sharper one there.
+LIMITS = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.05}
+
+# Attention is [heads, T, T] in float32 here. What comes later changes nothing before it, so a prefix is a fair check.
+MAX_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCheck:
+    """One slot of one file against the plain forward.
+
+    error: relative error against the claimed id. best_id: the id that the slot is closest to, of all N + 1.
+    """
+
+    layer_id: int
+    error: float
+    best_id: int
+    best_error: float
+
+
+class PlainForward:
+    """A model folder in float32. device: "cuda" or "cpu". Raises JobError where it cannot be loaded."""
+
+    def __init__(self, model: str | Path, device: str = "cpu") -> None:
+        from transformers import AutoModel
+        from transformers.utils import logging
+
+        if not (Path(model) / "config.json").is_file():
+            raise JobError(
+                f"the model {model} has no config.json", "give the folder of the model that was extracted with"
+            )
+        if device == "cuda" and not torch.cuda.is_available():
+            raise JobError("no CUDA device is available to recompute with", "use the device cpu")
+        self._device = device
+        # TensorFloat-32 keeps 10 bits of a product: not what a reference may do.
+        torch.set_float32_matmul_precision("highest")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            loaded, report = AutoModel.from_pretrained(
+                model, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
+            )
+            self._model = loaded.to(self._device).eval()
+        except torch.OutOfMemoryError:
+            raise _too_large(model) from None
+        except Exception as error:  # transformers and safetensors raise many kinds for a damaged folder.
+            raise JobError(
+                f"the model {model} cannot be loaded: {one_line(error)}", "see that its weights are whole"
+            ) from error
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise JobError(
+                f"the model {model} lacks {len(missing)} weights, such as {missing[0]}", "see that it is whole"
+            )
+        self._norm: Any = getattr(self._model, "norm", None)
+        if self._norm is None:
+            raise JobError(f"{type(self._model).__name__} has no final norm that is known here", "recompute 0 samples")
+        self.model = str(model)
+        self.num_layers = int(self._model.config.num_hidden_layers)
+
+    def states(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        """The residual stream [T, H] at ids 0 to N, float32; id N is what the final norm reads. Raises JobError."""
+        last: list[torch.Tensor] = []
+        hook = self._norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0]))
+        ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=self._device)
+        try:
+            with torch.inference_mode():
+                out = self._model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        except torch.OutOfMemoryError:
+            raise _too_large(self.model) from None
+        finally:
+            hook.remove()
+        return [state[0] for state in (*out.hidden_states[: self.num_layers], last[-1])]
+
+    def check(self, path: Path, layer_ids: Sequence[int]) -> list[SlotCheck]:
+        """Every slot of a hidden-state file against the forward of its own `token_ids`; the first 8,192 tokens of it."""
+        stored = load_file(path)
+        token_ids = stored["token_ids"][:MAX_TOKENS]
+        slots = stored["hidden_states"][:MAX_TOKENS]
+        return compare(slots, self.states(token_ids.tolist()), layer_ids)
+
+
+def compare(slots: torch.Tensor, states: Sequence[torch.Tensor], layer_ids: Sequence[int]) -> list[SlotCheck]:
+    """slots: [T, L, H] in any dtype; states: [T, H] for each id from 0 to N."""
+    checks = []
+    for slot, layer_id in enumerate(layer_ids):
+        stored = slots[:, slot].to(states[0].device, torch.float32)
+        errors = [relative_error(stored, state) for state in states]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        checks.append(SlotCheck(layer_id, errors[layer_id], best, errors[best]))
+    return checks
+
+
+def relative_error(stored: torch.Tensor, reference: torch.Tensor) -> float:
+    """The larger of |a - b| / |b| over all tokens together, and its mean over tokens each by itself; both [T, H].
+
+    A few tokens of a real model are hundreds of times larger than the others; the second figure keeps them from hiding the rest.
+    """
+    difference = (stored - reference).norm(dim=-1).double()
+    size = reference.norm(dim=-1).double()
+    together = difference.norm() / size.norm().clamp_min(1e-30)
+    each = (difference / size.clamp_min(1e-30)).mean()
+    return float(torch.maximum(together, each))
+
+
+def _too_large(model: str | Path) -> JobError:
+    return JobError(f"{model} in float32 does not fit into this GPU's memory", "recompute with the device cpu")
+
+
+def describe(checks: Sequence[SlotCheck], dtype: str) -> str | None:
+    """What is wrong with a file, in one line; None where every slot is what it claims to be."""
+    for check in checks:
+        if check.best_id != check.layer_id:
+            return (
+                f"the slot of layer id {check.layer_id} holds id {check.best_id} "
+                f"(relative error {check.best_error:.2g} there, {check.error:.2g} at its own)"
+            )
+        if not check.error <= LIMITS[dtype]:
+            return f"the slot of layer id {check.layer_id} is off by {check.error:.2g} (limit {LIMITS[dtype]:g} in {dtype})"
+    return None
+
+
+def summary(checks: dict[int, list[SlotCheck]]) -> dict[str, Any]:
+    """The worst error of all files by row, and for each layer id. checks: by row."""
+    if not checks:
+        return {"recomputed": 0, "recomputed_worst_error": None, "worst_row": None, "worst_error_by_layer": {}}
+    worst = {row: max(check.error for check in found) for row, found in checks.items()}
+    row = max(worst, key=worst.__getitem__)
+    by_layer: dict[str, float] = {}
+    for check in (check for found in checks.values() for check in found):
+        by_layer[str(check.layer_id)] = max(check.error, by_layer.get(str(check.layer_id), 0.0))
+    return {
+        "recomputed": len(checks),
+        "recomputed_worst_error": worst[row],
+        "worst_row": row,
+        "worst_error_by_layer": by_layer,
+    }

@@ -91,8 +91,10 @@ def reporter(stream: IO[str] | None = None) -> Iterator[Reporter]:
 
 def wait(node: Node, job: Job, shown: Reporter) -> Job:
     """The job once it has ended. A lost link is said and waited out. Raises CommandError, KeyboardInterrupt."""
-    away = False
+    node.forget_facts()  # those from before the job
+    away = node.link.state not in (LinkState.LIVE, LinkState.STALE)
     asked = time.monotonic()
+    job = _look(node, job)
     while not job.state.ended:
         shown.show(job)
         try:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dflash_tui.commands.outcome import CommandError, Exit, of_link_error
 from dflash_tui.config import LOCAL, Settings
-from dflash_tui.fleet.facts import AgentGreeted, Fact, Job, LinkChanged, Metrics, MetricsArrived
+from dflash_tui.fleet.facts import AgentGreeted, Fact, Job, LinkChanged, LinkState, Metrics, MetricsArrived
 from dflash_tui.link import LinkError, LinkOptions, NodeLink, parse_target
 
 CONNECT_TIMEOUT_S = 60.0  # of the whole of it, bundle and all
@@ -50,19 +50,27 @@ class Node:
                 Exit.UNREACHABLE, message, "see whether the node is overloaded, then try again", self.host
             ) from None
 
+    def forget_facts(self) -> None:
+        """Drops what has arrived so far."""
+        while not self.facts.empty():
+            self.facts.get()
+
     def metrics(self, timeout: float) -> Metrics | None:
-        """The first metrics that arrive, or None."""
+        """The first metrics that are whole (rates need two readings); after `timeout` seconds what there is, or None."""
         deadline = time.monotonic() + timeout
+        last: Metrics | None = None
         while (left := deadline - time.monotonic()) > 0:
             try:
                 fact = self.facts.get(timeout=left)
             except queue.Empty:
-                return None
+                break
             if isinstance(fact, MetricsArrived):
-                return fact.metrics
-            if isinstance(fact, LinkChanged) and self.link.state.value in ("lost", "retrying", "refused", "closed"):
-                return None
-        return None
+                last = fact.metrics
+                if not last.stale and last.host.cpu_percent is not None:
+                    break
+            elif isinstance(fact, LinkChanged) and fact.state not in (LinkState.LIVE, LinkState.STALE) and last:
+                break
+        return last
 
 
 def make_link(host: str, settings: Settings, facts: queue.SimpleQueue[Fact]) -> NodeLink:

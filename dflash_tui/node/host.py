@@ -7,7 +7,7 @@ until there are two readings, and where a counter went backwards.
 import os
 import re
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from dflash_tui.node.disks import Disks
 
@@ -16,7 +16,16 @@ PARTITION = re.compile(r"p?\d+$")
 STACKED = ("dm-", "md", "loop", "ram", "zram", "sr", "fd")  # these count what another device counts too, or no disk
 V1_NO_LIMIT = 1 << 60
 
+Value = TypeVar("Value")
 Rates = Tuple[Optional[float], Optional[float]]
+
+
+def _or_none(nothing: Any, ask: Callable[[], Value]) -> Value:
+    """The answer, or `nothing` where the source is not as we know it: an odd file must not hide the others."""
+    try:
+        return ask()
+    except (ValueError, IndexError):
+        return nothing  # type: ignore[no-any-return]
 
 
 class Host:
@@ -36,12 +45,12 @@ class Host:
 
     def read(self) -> Dict[str, Any]:
         """The fields of `fleet.facts.HostMetrics`."""
-        count, percent = self._processor()
-        load = self._load()
-        used, total = self._memory()
-        swap_used, swap_total = self._swap()
-        disk_read, disk_write = self._rates("disk", self._disk_bytes())
-        receive, send = self._rates("net", self._net_bytes())
+        count, percent = _or_none((None, None), self._processor)
+        load = _or_none([None, None, None], self._load)
+        used, total = _or_none((None, None), self._memory)
+        swap_used, swap_total = _or_none((None, None), self._swap)
+        disk_read, disk_write = self._rates("disk", _or_none(None, self._disk_bytes))
+        receive, send = self._rates("net", _or_none(None, self._net_bytes))
         return {
             "cpu_count": count,
             "cpu_percent": percent,
@@ -57,7 +66,7 @@ class Host:
             "disk_write_bytes_per_s": disk_write,
             "net_receive_bytes_per_s": receive,
             "net_send_bytes_per_s": send,
-            "uptime_s": self._uptime(),
+            "uptime_s": _or_none(None, self._uptime),
         }
 
     def _text(self, path: str) -> str:

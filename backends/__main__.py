@@ -13,6 +13,16 @@ import json
 import os
 import signal
 import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a node's own Python may be any
+    _OLD = f"the Python {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}"
+    _REMEDY = "name a Python of at least 3.11 for workers"
+    if sys.argv[1:2] == ["plan"]:
+        print(json.dumps({"ok": False, "error": _OLD, "remedy": _REMEDY, "warnings": []}))
+        sys.exit(0)
+    print(f"backends: {_OLD}: {_REMEDY}", file=sys.stderr)
+    sys.exit(2)
+
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +61,7 @@ def _verb(name: str) -> Verb:
         from backends.verify import verify
 
         return verify
-    from backends.demo import demo
+    from backends.demo.run import demo
 
     return demo
 

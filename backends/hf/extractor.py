@@ -47,7 +47,11 @@ class PackResult:
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids: Sequence[int]) -> nn.Module:
     """The base model of a folder, in eval mode, cut after the last wanted layer. Nothing is downloaded. Raises JobError."""
     from transformers import AutoModel
+    from transformers.utils import logging
 
+    # Its bars and its report of tensors that a base model does not need would bury the log.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
             folder,

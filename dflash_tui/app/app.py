@@ -11,18 +11,24 @@ from datetime import tzinfo
 from pathlib import PurePath
 from typing import Any, ClassVar
 
+from textual import work
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from dflash_tui.app.bridge import Inbox, NodeLinkLike
 from dflash_tui.app.crash import write_report
-from dflash_tui.app.messages import FleetChanged
+from dflash_tui.app.messages import FleetChanged, LogReceived
 from dflash_tui.app.screens.fleet import FleetScreen
+from dflash_tui.app.screens.jobs import JobsScreen
+from dflash_tui.app.screens.launch import LaunchScreen
+from dflash_tui.app.screens.logs import LogsScreen
 from dflash_tui.app.terminal import TerminalWatch
 from dflash_tui.app.themes import DEFAULT_THEME, load_themes
 from dflash_tui.config import Settings
-from dflash_tui.fleet.facts import LogArrived
+from dflash_tui.fleet.facts import Job, LogArrived
+from dflash_tui.fleet.format import clock as clock_text
 from dflash_tui.fleet.state import Fleet, reduce
 
 DRAIN_INTERVAL_S = 0.125
@@ -35,16 +41,26 @@ class ConsoleApp(App[None]):
     """
 
     TITLE = "dflash-tui"
-    CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = ["styles/base.tcss", "styles/fleet.tcss"]
-    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {"fleet": FleetScreen}
+    CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = [
+        "styles/base.tcss",
+        "styles/fleet.tcss",
+        "styles/jobs.tcss",
+        "styles/launch.tcss",
+        "styles/logs.tcss",
+    ]
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
+        "fleet": FleetScreen,
+        "jobs": JobsScreen,
+        "logs": LogsScreen,
+    }
     DEFAULT_MODE = "fleet"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]  # noqa: RUF012
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f,1", "mode('fleet')", "Fleet", key_display="1"),
-        Binding("j,2", "mode('jobs')", "Jobs", key_display="2"),
-        Binding("l,3", "mode('logs')", "Logs", key_display="3"),
+        Binding("f,1", "mode('fleet')", "Fleet", show=False),
+        Binding("j,2", "mode('jobs')", "Jobs", show=False),
+        Binding("l,3", "mode('logs')", "Logs", show=False),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -63,7 +79,9 @@ class ConsoleApp(App[None]):
         self._inbox = Inbox()
         self._links = {link.host: link for link in links}
         self._watch: TerminalWatch | None = None
+        self._logs: LogsScreen | None = None
         self.fleet = Fleet.of(self._links, clock())
+        self.form_values: dict[str, str] = {}  # what was last typed into the launch form
         for link in links:
             link.emit = self._inbox.put
 
@@ -81,9 +99,44 @@ class ConsoleApp(App[None]):
     def hosts(self) -> tuple[str, ...]:
         return tuple(self._links)
 
+    def clock_text(self, time: float | None) -> str:
+        """A time of the console's clock, in the user's zone."""
+        return clock_text(time, now=self.now(), zone=self.zone)
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        """Tells the user one line; what nodes wrote in it is no markup."""
+        self.notify(text, severity=severity, markup=False)
+
+    def open_launch(self) -> None:
+        """Opens the launch form over the Jobs screen."""
+        self._open_launch()
+
+    @work
+    async def _open_launch(self) -> None:
+        await self.action_mode("jobs")
+        if not isinstance(self.screen, LaunchScreen):
+            await self.push_screen(LaunchScreen())
+
+    def open_log(self, host: str, job: str) -> None:
+        """Shows the log of a job."""
+        self._open_log(host, job)
+
+    @work
+    async def _open_log(self, host: str, job: str) -> None:
+        await self.action_mode("logs")
+        if self._logs is not None:
+            self._logs.open_job(host, job)
+
+    def job_started(self, host: str, job: Job) -> None:
+        """The launch form started a job: the Jobs screen goes to it."""
+        self.say(f"{host}: started {job.id}")
+        base = self.screen_stack[0]
+        if isinstance(base, JobsScreen):
+            base.select(host, job.id)
+
     # Life.
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         themes, problems = load_themes()
         for theme in themes:
             self.register_theme(theme)
@@ -93,9 +146,9 @@ class ConsoleApp(App[None]):
         else:
             problems.append(f"no theme is called {wanted!r}; there are {', '.join(sorted(self.available_themes))}")
         for problem in problems:
-            self.notify(problem, title="Theme", severity="warning", markup=False)
-        if self.settings.screen != self.DEFAULT_MODE and self.settings.screen in self.MODES:
-            self.switch_mode(self.settings.screen)
+            self.say(f"theme: {problem}", "warning")
+        if self.settings.screen in self.MODES:
+            await self.action_mode(self.settings.screen)
         self.set_interval(DRAIN_INTERVAL_S, self._drain)
         self.call_after_refresh(self._start)
 
@@ -112,7 +165,7 @@ class ConsoleApp(App[None]):
 
     def on_unmount(self) -> None:
         for link in self._links.values():
-            link.close()
+            link.close(wait=False)
         if self._watch is not None:
             self._watch.stop()
 
@@ -126,22 +179,23 @@ class ConsoleApp(App[None]):
         before = self.fleet
         for fact in self._inbox.drain():
             if isinstance(fact, LogArrived):
-                self._log_arrived(fact)
+                if self._logs is not None:
+                    self._logs.post_message(LogReceived(fact))
             else:
                 self.fleet = reduce(self.fleet, fact)
         if self.fleet is not before:
             for screen in self.screen_stack:
                 screen.post_message(FleetChanged(self.fleet))
 
-    def _log_arrived(self, fact: LogArrived) -> None:
-        pass
-
     # Actions.
 
-    def action_mode(self, mode: str) -> None:
+    async def action_mode(self, mode: str) -> None:
         """Shows another screen; what lies over this one stays there."""
         if mode != self.current_mode:
-            self.switch_mode(mode)
+            await self.switch_mode(mode)
+        base = self.screen_stack[0]
+        if isinstance(base, LogsScreen):
+            self._logs = base
 
     async def action_quit(self) -> None:
         active = self.fleet.totals().active_jobs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ class NodeLinkLike(Protocol):
 
     def start(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, wait: bool = True) -> None: ...
 
     def launch(self, job_id: str, launch: Launch) -> Future[Job]: ...
 
@@ -33,7 +33,7 @@ class NodeLinkLike(Protocol):
         spec: Mapping[str, Any],
         *,
         python: str = "",
-        gpus: Sequence[str] = (),
+        gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
     ) -> Future[Mapping[str, Any]]: ...

@@ -59,7 +59,7 @@ class ScriptedLink:
         for fact in self.script:
             self.emit(fact)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         self.closed = True
 
     def _answer(self, name: str, answer: Any, **asked: Any) -> Future[Any]:
@@ -77,7 +77,7 @@ class ScriptedLink:
         spec: Mapping[str, Any],
         *,
         python: str = "",
-        gpus: Sequence[str] = (),
+        gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
     ) -> Future[Mapping[str, Any]]:

@@ -33,7 +33,10 @@ class TitleBar(Static):
         for mode, title in TITLES:
             parts.append((f"[{title}]" if mode == self._mode else f" {title} ", "bold" if mode == self._mode else ""))
         totals = fleet.totals()
-        numbers = f"{totals.live}/{totals.nodes} nodes live, {totals.gpus} GPUs, {totals.active_jobs} jobs active"
+        numbers = (
+            f"{totals.live}/{totals.nodes} nodes live, {totals.gpus} {'GPU' if totals.gpus == 1 else 'GPUs'}, "
+            f"{totals.active_jobs} {'job' if totals.active_jobs == 1 else 'jobs'} active"
+        )
         parts.append(("  " + numbers, ""))
         if read_only:
             parts.append(("  read-only", "bold"))

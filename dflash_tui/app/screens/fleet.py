@@ -38,7 +38,7 @@ Below stand the processes of the GPU under the cursor, or the node itself.
     def compose(self) -> ComposeResult:
         yield TitleBar(self.MODE)
         yield FleetView(self.console.now, id="fleet")
-        with VerticalScroll(id="fleet-detail", can_focus=False):
+        with VerticalScroll(id="fleet-detail"):
             yield Static(id="fleet-detail-text")
         yield FilterBar(id="filter")
         yield Footer()

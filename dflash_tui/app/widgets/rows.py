@@ -34,9 +34,10 @@ class RowsView(ScrollView, can_focus=True):
     """
 
     STYLES: ClassVar[tuple[str, ...]] = ("dim", "good", "warn", "bad", "accent", "strong")
+    CLICKS_TO_CHOOSE: ClassVar[int] = 2
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--cursor", *(f"rows--{name}" for name in STYLES)}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("up", "move(-1)", "Up", show=False),
         Binding("down", "move(1)", "Down", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
@@ -98,7 +99,7 @@ class RowsView(ScrollView, can_focus=True):
         self._resize_content()
         if self._cursor not in self._places:
             self._set_cursor(self._nearest(place))
-        self.refresh()
+        self.refresh(layout=self.styles.is_auto_height)
 
     def refresh_rows(self, rows: Iterable[Row]) -> None:
         """Draws these rows anew, those of them that are visible."""
@@ -124,7 +125,7 @@ class RowsView(ScrollView, can_focus=True):
             return Strip.blank(width, base)
         row = self._rows[place]
         here = row == self._cursor and self.selectable(row)
-        mark = "> " if here else "  "
+        mark = "▌ " if here else "  "
         segments = [Segment(mark, base)]
         for text, name in self.draw_row(row, max(0, width - len(mark))):
             segments.append(Segment(text, base + self._style(name) if name else base))
@@ -161,7 +162,7 @@ class RowsView(ScrollView, can_focus=True):
         place = event.y + self.scroll_offset.y
         if 0 <= place < len(self._rows) and self.selectable(self._rows[place]):
             self._set_cursor(self._rows[place])
-            if event.chain >= 2:
+            if event.chain >= self.CLICKS_TO_CHOOSE:
                 self.action_choose()
 
     def on_resize(self) -> None:

@@ -1,0 +1,97 @@
+"""From the fields of the launch form to what is asked of a node."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends.spec import SPECS, SpecError
+from dflash_tui.config import LOCAL
+from dflash_tui.node.protocol import Launch
+
+VERBS = ("extract", "prepare", "verify")
+
+# The fields of each verb, in the order of the form; a field that is left empty takes the spec's default.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "extract": ("model", "dataset", "output", "layers", "dtype", "device", "first", "last"),
+    "prepare": ("model", "inputs", "output", "max_tokens", "limit"),
+    "verify": ("output", "recompute", "model", "dataset", "device"),
+}
+PATHS = ("model", "dataset", "output")
+NUMBERS = ("first", "last", "max_tokens", "limit", "recompute")
+WITH_GPUS = ("extract", "verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the form asks for; two orders are equal where a plan for one is a plan for the other."""
+
+    host: str
+    verb: str
+    spec: Mapping[str, Any]
+    python: str = ""
+    gpus: tuple[str, ...] = ()
+    share: bool = False
+    name: str = field(default="", compare=False)
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.name, self.verb, self.python, dict(self.spec), self.gpus, self.share)
+
+
+def make_order(
+    host: str, verb: str, texts: Mapping[str, str], *, gpus: tuple[str, ...] = (), share: bool = False
+) -> Order:
+    """The order of what was typed; `texts` by the names of `FIELDS`, and "name" and "python". Raises SpecError."""
+    data: dict[str, Any] = {}
+    for name in FIELDS[verb]:
+        text = texts.get(name, "").strip()
+        if not text:
+            continue
+        if name in NUMBERS:
+            data[name] = _whole(verb, name, text)
+        elif name in PATHS:
+            data[name] = _path(verb, name, text, host)
+        elif name == "inputs":
+            data[name] = tuple(_path(verb, name, part, host) for part in _parts(verb, name, text))
+        elif name == "layers":
+            data[name] = _layers(verb, text)
+        else:
+            data[name] = text
+    spec = SPECS[verb].from_json(data).to_json()
+    taken = gpus if verb in WITH_GPUS else ()
+    title = texts.get("name", "").strip() or Path(str(data.get("output") or verb)).name
+    return Order(host, verb, spec, texts.get("python", "").strip(), taken, share and bool(taken), title)
+
+
+def _whole(verb: str, name: str, text: str) -> int:
+    try:
+        return int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise SpecError(f"{verb}: {name} must be a whole number, not {text!r}") from None
+
+
+def _path(verb: str, name: str, text: str, host: str) -> str:
+    if text.startswith("/"):
+        return text
+    if host == LOCAL:
+        return str(Path(text).expanduser().absolute())
+    raise SpecError(f"{verb}: {name} must be an absolute path on {host}, not {text!r}; begin it with /")
+
+
+def _parts(verb: str, name: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"{verb}: {name} {text!r} cannot be read: {error}; quote names with blanks") from None
+
+
+def _layers(verb: str, text: str) -> str | tuple[int, ...]:
+    """A preset, or ids with commas or blanks between them."""
+    parts = text.replace(",", " ").split()
+    if all(part.isdecimal() for part in parts):
+        return tuple(int(part) for part in parts)
+    return text

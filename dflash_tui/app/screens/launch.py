@@ -1,0 +1,275 @@
+"""The launch form: what, where, on which GPUs; planned by the node before it can be started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Button, Footer, Input, Label, Select, Static
+
+from backends.spec import DEVICES, DTYPES, SpecError
+from dflash_tui.app.orders import FIELDS, VERBS, WITH_GPUS, Order, make_order
+from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
+from dflash_tui.app.widgets.gpu_choice import GpuChoice
+from dflash_tui.app.widgets.plan_view import plan_content, refusal_content
+from dflash_tui.fleet.state import Fleet
+from dflash_tui.link import LinkError, new_job_id
+
+# Label and hint of every text field, in the order of the form.
+TEXTS: Mapping[str, tuple[str, str]] = {
+    "model": ("model", "folder with config.json and weights, on the node"),
+    "dataset": ("dataset", "folder written by prepare"),
+    "inputs": ("inputs", "JSONL files of conversations, blanks between them"),
+    "output": ("output", "folder for what is written"),
+    "layers": ("layers", "dflash, speculators, or ids such as 2,10,18 (default dflash)"),
+    "first": ("first sample", "0"),
+    "last": ("last sample", "all; this one is not taken any more"),
+    "max_tokens": ("max tokens", "8192; a longer row is truncated"),
+    "limit": ("limit", "all conversations"),
+    "recompute": ("recompute", "0; so many samples are computed anew"),
+    "name": ("name", "of the job; the output folder's name"),
+    "python": ("python", "the node's default worker Python"),
+}
+CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "device": DEVICES}
+ORDER = (
+    *("model", "dataset", "inputs", "output", "layers", "dtype", "device"),
+    *("first", "last", "max_tokens", "limit", "recompute", "name", "python"),
+)
+SHARE = ("refuse them", "share them with others")
+OPTIONAL = {"verify": ("model", "dataset")}
+
+
+class FormRow(Horizontal):
+    """A label and the field beside it."""
+
+    def __init__(self, label: str, field: Widget, *, id: str) -> None:
+        super().__init__(id=id, classes="form-row")
+        self._label = label
+        self._field = field
+
+    def compose(self) -> ComposeResult:
+        yield Label(self._label, classes="form-label")
+        yield self._field
+
+
+class LaunchScreen(ConsoleScreen):
+    """Fill in, plan (F5), launch (F9). Launch works only for exactly what the node said yes to."""
+
+    MODE = "jobs"
+    HELP = """\
+## A new job
+
+Tab and Shift+Tab go through the fields, Space ticks a GPU, F5 asks the node for a plan, F9 launches what was planned.
+The plan is made by the node's worker Python before anything is loaded: layers, bytes, room on the disk, memory.
+A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leaves; what was typed is kept.
+"""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f5", "plan", "Plan"),
+        Binding("f9", "launch", "Launch"),
+        Binding("escape", "leave", "Back"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield TitleBar(self.MODE)
+        kept = self.console.form_values
+        hosts = self.console.hosts
+        host = kept.get("host", "")
+        with VerticalScroll(id="form", can_focus=False):
+            node: Select[str] = Select(
+                [(Content(name), name) for name in hosts],
+                value=host if host in hosts else hosts[0],
+                allow_blank=False,
+                compact=True,
+                id="host",
+            )
+            yield FormRow("node", node, id="row-host")
+            yield FormRow("what", _select("verb", VERBS, kept.get("verb", VERBS[0])), id="row-verb")
+            for name in ORDER:
+                if name in CHOICES:
+                    value = kept.get(name, CHOICES[name][0])
+                    yield FormRow(name, _select(name, CHOICES[name], value), id=f"row-{name}")
+                else:
+                    label, hint = TEXTS[name]
+                    field = Input(kept.get(name, ""), placeholder=hint, compact=True, id=name)
+                    yield FormRow(label, field, id=f"row-{name}")
+            yield FormRow("GPUs", GpuChoice(id="gpus"), id="row-gpus")
+            yield FormRow("", Static("", id="no-gpus"), id="row-no-gpus")
+            yield FormRow("busy GPUs", _select("share", SHARE, kept.get("share", SHARE[0])), id="row-share")
+            with Horizontal(id="form-buttons"):
+                yield Button("Plan (F5)", id="plan", variant="primary", compact=True)
+                yield Button("Launch (F9)", id="launch", variant="success", compact=True, disabled=True)
+                yield Static(Content("plan it first"), id="form-hint")
+            yield Static("", id="plan-text")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._shown_host = ""
+        self._planned: Order | None = None
+        self._busy = False
+        self._show_fields()
+        self.show_fleet(self.console.fleet)
+        self.query_one("#host", Select).focus()
+
+    # What the fields say.
+
+    def _value(self, name: str) -> str:
+        value = self.query_one(f"#{name}", Select).value
+        return value if isinstance(value, str) else ""
+
+    def _texts(self) -> dict[str, str]:
+        texts = {name: self.query_one(f"#{name}", Input).value for name in TEXTS}
+        return texts | {name: self._value(name) for name in CHOICES}
+
+    def _order(self) -> Order:
+        gpus = self.query_one(GpuChoice).ticked
+        share = self._value("share") == SHARE[1]
+        return make_order(self._value("host"), self._value("verb"), self._texts(), gpus=gpus, share=share)
+
+    def _show_fields(self) -> None:
+        verb = self._value("verb")
+        for name in ORDER:
+            if name not in ("name", "python"):
+                self.query_one(f"#row-{name}").display = name in FIELDS[verb]
+        for name in ("model", "dataset"):
+            hint = "the one that the output's manifest names" if name in OPTIONAL.get(verb, ()) else TEXTS[name][1]
+            self.query_one(f"#{name}", Input).placeholder = hint
+        self._show_gpu_rows()
+
+    def show_fleet(self, fleet: Fleet) -> None:
+        host = self._value("host")
+        node = fleet.node(host)
+        choice = self.query_one(GpuChoice)
+        if host != self._shown_host:
+            self._shown_host = host
+            choice.clear()
+        choice.show(() if node is None or node.metrics is None else node.metrics.gpus)
+        if node is not None and node.agent is not None:
+            hint = f"{node.agent.default_python or 'python3'} (the node's default)"
+            self.query_one("#python", Input).placeholder = hint
+        self._show_gpu_rows()
+        self._show_state()
+
+    def _show_gpu_rows(self) -> None:
+        with_gpus = self._value("verb") in WITH_GPUS
+        count = len(self.query_one(GpuChoice).rows)
+        self.query_one("#row-gpus").display = with_gpus and count > 0
+        self.query_one("#row-share").display = with_gpus and count > 0
+        self.query_one("#row-no-gpus").display = with_gpus and count == 0
+        node = self.console.fleet.node(self._value("host"))
+        known = node is not None and node.metrics is not None
+        text = "no GPU on this node: it runs on the CPU" if known else "the node's GPUs are not known yet"
+        self.query_one("#no-gpus", Static).update(Content(text))
+
+    def _show_state(self) -> None:
+        """Launch can be pressed only for what was planned, word for word."""
+        try:
+            ready = self._planned is not None and self._order() == self._planned
+        except SpecError:
+            ready = False
+        self.query_one("#launch", Button).disabled = not ready or self._busy
+        hint = (
+            "planned: it can be launched"
+            if ready
+            else "plan it first"
+            if self._planned is None
+            else "changed: plan it again"
+        )
+        self.query_one("#form-hint", Static).update(Content("asking the node ..." if self._busy else hint))
+
+    @on(Select.Changed)
+    def _chosen(self, event: Select.Changed) -> None:
+        if event.select.id == "verb":
+            self._show_fields()
+        self.show_fleet(self.console.fleet)
+
+    @on(Input.Changed)
+    @on(GpuChoice.Ticked)
+    def _edited(self) -> None:
+        self._show_state()
+
+    @on(Input.Submitted)
+    def _next_field(self) -> None:
+        self.focus_next()
+
+    # Plan and launch.
+
+    @on(Button.Pressed, "#plan")
+    def action_plan(self) -> None:
+        if self._busy:
+            return
+        try:
+            order = self._order()
+        except SpecError as error:
+            self._planned = None
+            self._answer(refusal_content(str(error)))
+            return
+        self._plan(order)
+
+    @work(exclusive=True, group="form")
+    async def _plan(self, order: Order) -> None:
+        self._planned = None
+        self._set_busy(True)
+        link = self.console.link(order.host)
+        try:
+            asked = link.plan(order.verb, order.spec, python=order.python, gpus=order.gpus, share=order.share)
+            plan: Mapping[str, Any] = await asyncio.wrap_future(asked)
+        except LinkError as error:
+            self._answer(refusal_content(error.message, error.remedy))
+        else:
+            self._planned = order if plan.get("ok") else None
+            self._answer(plan_content(plan))
+        finally:
+            self._set_busy(False)
+
+    @on(Button.Pressed, "#launch")
+    def action_launch(self) -> None:
+        self._show_state()
+        if self.query_one("#launch", Button).disabled:
+            self._answer(refusal_content("this was not planned yet", "F5 asks the node for a plan"))
+        else:
+            self._launch(self._order())
+
+    @work(exclusive=True, group="form")
+    async def _launch(self, order: Order) -> None:
+        self._set_busy(True)
+        try:
+            asked = self.console.link(order.host).launch(new_job_id(order.verb), order.launch)
+            job = await asyncio.wrap_future(asked)
+        except LinkError as error:
+            self._planned = None
+            self._answer(refusal_content(error.message, error.remedy))
+        else:
+            self._keep()
+            self.dismiss()
+            self.console.job_started(order.host, job)
+        finally:
+            if self.is_attached:
+                self._set_busy(False)
+
+    def _set_busy(self, busy: bool) -> None:
+        self._busy = busy
+        self.query_one("#plan", Button).disabled = busy
+        self._show_state()
+
+    def _answer(self, text: Content) -> None:
+        self.query_one("#plan-text", Static).update(text)
+        self._show_state()
+        self.call_after_refresh(self.query_one("#form", VerticalScroll).scroll_end, animate=False)
+
+    def _keep(self) -> None:
+        self.console.form_values = self._texts() | {name: self._value(name) for name in ("host", "verb", "share")}
+
+    def action_leave(self) -> None:
+        self._keep()
+        self.dismiss()
+
+
+def _select(id: str, choices: tuple[str, ...], value: str) -> Select[str]:
+    return Select([(name, name) for name in choices], value=value, allow_blank=False, compact=True, id=id)

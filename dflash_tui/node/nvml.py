@@ -4,7 +4,6 @@
 be missing. A field that a card cannot give is None. A card that is lost stays in the list, with `error`.
 """
 
-import ctypes
 import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -54,6 +53,10 @@ def load() -> Any:
 
 def _load_library_from_odd_folders() -> None:
     """Once loaded from a folder, the library answers to its bare name, which is all that pynvml asks for."""
+    try:
+        import ctypes
+    except ImportError:
+        return  # a Python built without it has no pynvml either
     for folder in LIBRARY_FOLDERS:
         path = os.path.join(folder, "libnvidia-ml.so.1")
         if os.path.exists(path):

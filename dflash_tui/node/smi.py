@@ -16,6 +16,7 @@ from dflash_tui.node.nvml import blank_card
 
 TIME_LIMIT_S = 5.0
 REAP_LIMIT_S = 1.0
+PR_SET_PDEATHSIG = 1  # prctl(2)
 MEBIBYTE = 1024 * 1024
 FORMAT = "--format=csv,noheader,nounits"
 GPU_FIELDS = (
@@ -62,6 +63,21 @@ def find(path: Optional[str] = None) -> Optional[str]:
     return shutil.which("nvidia-smi", path=search)
 
 
+def _ends_with_us() -> Optional[Callable[[], None]]:
+    """What a child does before it runs, so that it is killed when we are; None where the system does not offer it."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+
+    def before() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    return before
+
+
 def bus_ids(root: str = "/") -> List[str]:
     """The cards that the kernel's driver knows, lost ones too, in the order of nvidia-smi's indices."""
     try:
@@ -83,6 +99,7 @@ class Smi:
         self._program = program
         self._time_limit_s = time_limit_s
         self._buses = buses
+        self._before = _ends_with_us()
         self._running: Optional["subprocess.Popen[bytes]"] = None
         self._known: Dict[int, Dict[str, Any]] = {}
 
@@ -149,6 +166,7 @@ class Smi:
                 stderr=subprocess.PIPE,
                 env=dict(os.environ, LC_ALL="C"),
                 start_new_session=True,
+                preexec_fn=self._before,
             )
         except OSError as error:
             raise SmiUnavailable("%s cannot be run: %s" % (program, error.strerror)) from error

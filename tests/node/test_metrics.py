@@ -153,7 +153,8 @@ def test_it_ends_when_its_parent_dies_even_where_its_output_stays_open(environme
             os.kill(orphan, signal.SIGKILL)
 
 
-def test_ended_while_nvidia_smi_hangs_it_leaves_none_behind(child):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_while_nvidia_smi_hangs_it_leaves_none_behind(child, number):
     process = child(DFLASH_TUI_FAKE_SMI_MODE="hang")
     hung = []
 
@@ -162,8 +163,8 @@ def test_ended_while_nvidia_smi_hangs_it_leaves_none_behind(child):
         return bool(hung)
 
     until(started, "no nvidia-smi was started")
-    process.terminate()
-    assert process.wait(LONG) == 0
+    process.send_signal(number)
+    assert process.wait(LONG) == (0 if number == signal.SIGTERM else -number)
     until(lambda: all(gone(pid) for pid in hung), "nvidia-smi was left behind")
 
 

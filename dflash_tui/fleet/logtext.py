@@ -261,9 +261,9 @@ class LogText:
         return self.end if self._open is None else self._open.offset
 
     @property
-    def full(self) -> bool:
-        """Whether the next line costs one at the other end."""
-        return self._cost >= self._limit
+    def room(self) -> int:
+        """Bytes that can be fed and surely cost no line at the other end."""
+        return max(0, (self._limit - self._cost) // (LINE_COST + 1))
 
     @property
     def older_end(self) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from rich.color import Color as RichColour
 from rich.style import Style as RichStyle
+from rich.text import Text
 from textual.color import Color, ColorParseError
 
-from dflash_tui.fleet.logtext import Colour, Style
+from dflash_tui.app.widgets.log_rows import drawn_text
+from dflash_tui.app.widgets.log_search import Match
+from dflash_tui.fleet.logtext import Colour, Line, Style
 
 # The sixteen colours of a terminal by the theme's variables: black to white, then the bright ones.
 _TEXT = (
@@ -33,12 +37,32 @@ _GROUND = (
 )
 
 
-class Palette:
-    """Styles of a log as Rich styles, under one theme. Made anew when the theme changes."""
+PARTS = ("match", "match-current", "gap", "note", "cut")
 
-    def __init__(self, variables: dict[str, str]) -> None:
+
+class Palette:
+    """Paints lines under one theme; another theme needs another palette.
+
+    variables: the theme's; parts: the styles of `PARTS`.
+    """
+
+    def __init__(self, variables: dict[str, str], parts: dict[str, RichStyle]) -> None:
         self._variables = variables
+        self._parts = parts
         self.style = lru_cache(maxsize=4096)(self._style)
+
+    def paint(self, line: Line, matches: Iterable[Match] = (), current: Match | None = None) -> Text:
+        """A line with its colours, what is looked for in it, and what was cut off of it."""
+        text = Text(drawn_text(line), no_wrap=True, end="")
+        if line.kind != "text":
+            text.stylize(self._parts[line.kind])
+        for start, end, style in line.spans:
+            text.stylize(self.style(style), start, end)
+        if line.cut:
+            text.stylize(self._parts["cut"], len(line.text))
+        for match in matches:
+            text.stylize(self._parts["match-current" if match == current else "match"], match.start, match.end)
+        return text
 
     def _style(self, style: Style) -> RichStyle:
         return RichStyle(

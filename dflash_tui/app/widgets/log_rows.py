@@ -7,6 +7,13 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, chop_cells
 
+from dflash_tui.fleet.logtext import Line
+
+
+def drawn_text(line: Line) -> str:
+    """A line as it is drawn: with a mark where it was cut."""
+    return f"{line.text} … {line.cut:,} more characters" if line.cut else line.text
+
 
 def cells(text: str) -> int:
     """Columns that a text takes."""

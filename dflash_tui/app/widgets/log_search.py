@@ -57,7 +57,7 @@ class LogSearch:
             return None
         count = len(self._text)
         here = self.match.line if self.match else line
-        for step in range(count + 1):
+        for step in range(count + 1 if count else 0):
             place = here + direction * step
             found = self.matches(place % count)
             if self.match and step == 0:

@@ -5,6 +5,7 @@ Only rows that can be seen are rendered, and bytes are taken in batches, so that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from rich.text import Text
@@ -16,10 +17,10 @@ from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
-from dflash_tui.app.widgets.log_palette import Palette
-from dflash_tui.app.widgets.log_rows import RowIndex, cells, pieces
+from dflash_tui.app.widgets.log_palette import PARTS, Palette
+from dflash_tui.app.widgets.log_rows import RowIndex, cells, drawn_text, pieces
 from dflash_tui.app.widgets.log_search import LogSearch, Match
-from dflash_tui.fleet.logtext import Line, LogText
+from dflash_tui.fleet.logtext import LogText
 
 FLUSH_S = 0.1  # bytes that arrive within this time are drawn together
 
@@ -29,7 +30,7 @@ Where = Literal["older", "newer", "head", "end"]
 class LogView(ScrollView, can_focus=True):
     """Shows the bytes that it is given. It asks for others by `Wanted` and tells by `Drawn` what it has taken."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"log--match", "log--match-current", "log--gap", "log--note", "log--cut"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"log--{part}" for part in PARTS}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("g", "top", "Top", show=False),
         Binding("G,end", "follow", "Follow"),
@@ -94,8 +95,9 @@ class LogView(ScrollView, can_focus=True):
 
         `note` says why, where there is a reason that the reader must know.
         """
-        self.post_message(self.Drawn(sum(len(data) for data, _, _ in self._pending)))
-        self._pending.clear()
+        if self._pending:
+            self.post_message(self.Drawn(sum(len(data) for data, _, _ in self._pending)))
+            self._pending.clear()
         self._asked = None
         self._no_older = False
         self.search.forget_place()
@@ -125,7 +127,7 @@ class LogView(ScrollView, can_focus=True):
         top, part = self._rows.locate(self.scroll_offset.y)
         self.search.shift(change.top)
         self._rows.rebuild(self._finished_texts(0), self.text.finished, self._wrap_width)
-        self._measure(0)
+        self._measure(0, min(change.top + 1, len(self.text)))
         self._resize_content()
         self._move_to(self._rows.first_row(min(top + change.top, self.text.finished)) + part)
 
@@ -149,15 +151,27 @@ class LogView(ScrollView, can_focus=True):
         for data, offset, gap in pending:
             taken += len(data)
             self.stream_end = offset + len(data)
-            if len(self.text) and (offset - gap > self.text.end or (self.text.full and not self.following)):
-                continue  # the reader's place is worth more than the newest lines: they are read again when wanted
+            if len(self.text) and offset - gap > self.text.end:
+                continue  # the reader is elsewhere
             if not len(self.text):
                 self.text.clear(offset - gap)
             if gap:
                 dropped += self.text.gap(gap).top
-            dropped += self.text.feed(data, offset).top
+            dropped += self._take(data, offset)
         self._appended(before, dropped)
         self.call_after_refresh(self.post_message, self.Drawn(taken))
+
+    def _take(self, data: bytes, offset: int) -> int:
+        """Feeds what is to be shown of `data`; returns by how many lines the top changed.
+
+        The reader's place is worth more than the newest lines: these are read again when they are wanted.
+        """
+        if self.following:
+            return self.text.feed(data, offset).top
+        while data and (room := self.text.room):
+            self.text.feed(data[:room], offset)
+            data, offset = data[room:], offset + room
+        return 0
 
     @property
     def behind(self) -> int:
@@ -172,8 +186,8 @@ class LogView(ScrollView, can_focus=True):
     @property
     def last_line(self) -> int:
         """Number of the last line on the screen."""
-        last_row = self.scroll_offset.y + max(1, self.scrollable_content_region.height) - 1
-        return min(self._rows.locate(last_row)[0] + 1, len(self.text))
+        last = self.scroll_offset.y + max(1, self.scrollable_content_region.height) - 1
+        return min(self._rows.locate(last)[0] + 1, len(self.text))
 
     # Geometry.
 
@@ -195,17 +209,17 @@ class LogView(ScrollView, can_focus=True):
         elif rows:
             self._move_to(self.scroll_offset.y - rows)
 
-    def _finished_texts(self, start: int) -> list[str]:
-        return [drawn_text(self.text[index]) for index in range(start, self.text.finished)]
+    def _finished_texts(self, start: int) -> Iterator[str]:
+        return (drawn_text(self.text[index]) for index in range(start, self.text.finished))
 
-    def _measure(self, start: int) -> None:
-        for index in range(start, len(self.text)):
+    def _measure(self, start: int, end: int | None = None) -> None:
+        for index in range(start, len(self.text) if end is None else end):
             self._widest = max(self._widest, cells(drawn_text(self.text[index])))
 
     def _resize_content(self) -> None:
         rows = self._rows.rows
         if len(self.text) > self.text.finished:
-            rows += len(pieces(drawn_text(self.text[self.text.finished]), self._wrap_width))
+            rows += len(pieces(drawn_text(self.text[self.text.finished]), self._rows.width))
         self._own_move = True
         self.virtual_size = Size(0 if self.wrap else self._widest, rows)
         self._own_move = False
@@ -258,6 +272,11 @@ class LogView(ScrollView, can_focus=True):
     def watch_following(self) -> None:
         self.post_message(self.Changed())
 
+    def on_mouse_scroll_up(self) -> None:
+        # The wheel scrolls by animation: what arrives before its first step must not bring the reader back.
+        if self.scroll_offset.y > 0:
+            self.following = False
+
     # Keys.
 
     def action_toggle_wrap(self) -> None:
@@ -303,14 +322,11 @@ class LogView(ScrollView, can_focus=True):
     def look_for(self, pattern: str) -> bool:
         """Goes to the first match from the first row on; "" looks for nothing more. `search.message` says what came of it."""
         self.refresh()
-        found = self.search.set(pattern) and self.find(1)
+        found = self.search.set(pattern) and self.action_find(1)
         self.post_message(self.Changed())
         return found
 
-    def action_find(self, direction: int) -> None:
-        self.find(direction)
-
-    def find(self, direction: int) -> bool:
+    def action_find(self, direction: int) -> bool:
         """Goes to the next match, or to the one before with -1."""
         match = self.search.find(direction, self._rows.locate(self.scroll_offset.y)[0])
         if match is not None:
@@ -325,7 +341,7 @@ class LogView(ScrollView, can_focus=True):
         row, column = self._rows.first_row(match.line), None
         region = self.scrollable_content_region
         if self.wrap:
-            row += len(pieces(text[: match.end], self._wrap_width)) - 1
+            row += len(pieces(text[: match.end], self._rows.width)) - 1
         else:
             left, right = cells(text[: match.start]), cells(text[: match.end])
             if left < self.scroll_offset.x or right > self.scroll_offset.x + region.width:
@@ -349,8 +365,9 @@ class LogView(ScrollView, can_focus=True):
             return Strip.blank(width, plain)
         index, part = self._rows.locate(row)
         text = self._paint(index)
-        if self.wrap:
-            rows = pieces(text.plain, self._wrap_width)
+        wrapped = self._rows.width is not None
+        if wrapped:
+            rows = pieces(text.plain, self._rows.width)
             start = sum(map(len, rows[:part]))
             text = text[start : start + len(rows[part])]
         elif text.plain.isascii():
@@ -358,28 +375,18 @@ class LogView(ScrollView, can_focus=True):
         text.stylize_before(plain)
         if (selection := self.text_selection) is not None and (span := selection.get_span(row)) is not None:
             style = self.screen.get_component_rich_style("screen--selection")
-            shift = 0 if self.wrap else self.scroll_offset.x - left
+            shift = 0 if wrapped else self.scroll_offset.x - left
             text.stylize(style, max(0, span[0] - shift), None if span[1] < 0 else max(0, span[1] - shift))
         strip = Strip(text.render(self.app.console)).crop_extend(left, left + width, plain)
-        return strip.apply_offsets(0 if self.wrap else self.scroll_offset.x, row)
+        return strip.apply_offsets(0 if wrapped else self.scroll_offset.x, row)
 
     def _paint(self, index: int) -> Text:
-        """A line with its colours, what is looked for in it, and what was cut off of it."""
-        line = self.text[index]
-        text = Text(drawn_text(line), no_wrap=True, end="")
-        if line.kind != "text":
-            text.stylize(self.get_component_rich_style(f"log--{line.kind}", partial=True))
-            return text
         if self._palette is None:
-            self._palette = Palette(self.app.theme_variables)
-        for start, end, style in line.spans:
-            text.stylize(self._palette.style(style), start, end)
-        if line.cut:
-            text.stylize(self.get_component_rich_style("log--cut", partial=True), len(line.text))
-        for match in self.search.matches(index):
-            kind = "log--match-current" if match == self.search.match else "log--match"
-            text.stylize(self.get_component_rich_style(kind), match.start, match.end)
-        return text
+            parts = {
+                part: self.get_component_rich_style(f"log--{part}", partial=part != "match-current") for part in PARTS
+            }
+            self._palette = Palette(self.app.theme_variables, parts)
+        return self._palette.paint(self.text[index], self.search.matches(index), self.search.match)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         first = selection.start.y if selection.start else 0
@@ -387,12 +394,7 @@ class LogView(ScrollView, can_focus=True):
         parts = []
         for row in range(first, last + 1):
             index, part = self._rows.locate(row)
-            text = pieces(drawn_text(self.text[index]), self._wrap_width)[part]
+            text = pieces(drawn_text(self.text[index]), self._rows.width)[part]
             start, end = selection.get_span(row) or (0, 0)
             parts.append(text[start:] if end < 0 else text[start:end])
         return "\n".join(parts), "\n"
-
-
-def drawn_text(line: Line) -> str:
-    """A line as it is drawn: with a mark where it was cut."""
-    return f"{line.text} … {line.cut:,} more characters" if line.cut else line.text

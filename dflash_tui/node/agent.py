@@ -1,0 +1,192 @@
+"""The agent: one process a console, which answers on standard output what is asked on standard input, and beats.
+
+One thread and nothing in it waits: metrics, plans, launches and stops are processes of their own. It keeps no truth; when
+the console goes it goes too, and no job notices.
+"""
+
+import os
+import pwd
+import selectors
+import shutil
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict
+
+from dflash_tui.node import gpus, launching, outgoing, paths, protocol
+from dflash_tui.node.children import MetricsChild
+from dflash_tui.node.jobs import JobStore
+from dflash_tui.node.loop import Loop
+from dflash_tui.node.requests import Requests
+from dflash_tui.node.tails import Tail
+
+_TAILS_EVERY_S = 0.1
+_ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
+_JOBS_A_FRAME = 100
+
+
+class Agent:
+    """Answers one console. Raises OSError where the node has no place for its state."""
+
+    def __init__(self, bundle: str, bundle_hash: str, nonce: str, default_python: str) -> None:
+        self.bundle = os.path.abspath(bundle)
+        self.default_python = default_python or "python3"
+        self.loop = Loop()
+        self.store = JobStore(paths.state_dir())
+        self.out = outgoing.Outgoing(self.loop, 1, self.loop.stop, self._pump)
+        self.metrics = MetricsChild(self.loop, launching.node_command("metrics"), self._push_metrics)
+        self.starter = launching.Starter(self.loop, self.store, self.bundle)
+        self._hash = bundle_hash
+        self._nonce = nonce
+        self._reader = protocol.FrameReader()
+        self._requests = Requests(self)
+        self._tails: Dict[Any, Tail] = {}
+        self._looks = 0
+        self._complained: Dict[str, bool] = {}
+        self._status = 0
+
+    def run(self) -> int:
+        """Until standard input ends or standard output breaks. The exit status: 2 where what came is no frame."""
+        os.set_blocking(0, False)
+        self.out.raw(("dflash-tui-agent %s\n" % self._nonce).encode())
+        self.out.send(self._hello())
+        self.loop.watch(0, selectors.EVENT_READ, self._read)
+        self._every(protocol.BEAT_INTERVAL_S, self._beat)
+        self._every(1.0, self._tend_metrics)
+        self._every(1.0, self._push_jobs)
+        self._every(_TAILS_EVERY_S, self._pump)
+        try:
+            self.loop.run()
+        finally:
+            self.metrics.close()
+            self._requests.close()
+        return self._status
+
+    def add_tail(self, tail: Tail) -> None:
+        self._tails[tail.number] = tail
+        self._pump()
+
+    def give_credit(self, number: Any, count: int) -> None:
+        tail = self._tails.get(number)
+        if tail is not None:
+            tail.credit += count
+            self._pump()
+
+    def drop_tail(self, number: Any) -> None:
+        tail = self._tails.pop(number, None)
+        if tail is not None:
+            tail.close()
+
+    def _hello(self) -> protocol.Header:
+        return {
+            "ev": "hello",
+            "protocol": protocol.PROTOCOL,
+            "host": socket.gethostname(),
+            "boot_id": self.store.boot_id,
+            "pid": os.getpid(),
+            "python": sys.version.split()[0],
+            "bundle": self._hash,
+            "user": _user(),
+            "state_dir": self.store.root,
+            "time": time.time(),
+            "default_python": shutil.which(self.default_python) or self.default_python,
+        }
+
+    def _every(self, seconds: float, call: Callable[[], None]) -> None:
+        def again() -> None:
+            self.loop.later(seconds, again)
+            try:
+                call()
+            except Exception as error:
+                # The other duties go on; a fault is told once, where the console reads what went wrong.
+                line = "%s: %s: %s" % (getattr(call, "__name__", "?"), type(error).__name__, error)
+                if not self._complained.setdefault(line, False):
+                    self._complained[line] = True
+                    _say(line)
+
+        again()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.loop.stop()
+            return
+        try:
+            frames = self._reader.feed(data)
+        except protocol.ProtocolError as error:
+            _say(str(error))
+            self._status = 2
+            self.loop.stop()
+            return
+        for frame in frames:
+            self._requests.handle(frame.header)
+
+    def _beat(self) -> None:
+        if self.out.idle(outgoing.URGENT):
+            self.out.send({"ev": "beat", "time": time.time()})
+        self.out.check_stalled()
+
+    def _tend_metrics(self) -> None:
+        self.metrics.tick()
+        if self.metrics.stale():
+            self._push_metrics()
+
+    def _push_metrics(self) -> None:
+        if not self.out.idle(outgoing.STATUS):
+            return
+        reading = self.metrics.reading
+        if reading is None:
+            if self.metrics.age() < self.metrics.STALE_AFTER_S:
+                return
+            reading = {
+                "time": time.time(),
+                "host": {},
+                "gpus": [],
+                "gpu_source": "none",
+                "gpu_error": self.metrics.problem,
+            }
+        push = {"ev": "metrics", "metrics": reading, "age": round(self.metrics.age(), 3), "stale": self.metrics.stale()}
+        self.out.send(push, rank=outgoing.STATUS)
+
+    def _push_jobs(self) -> None:
+        if not self.out.idle(outgoing.STATUS):
+            return  # a slow connection gets the newest later, not every one in between
+        everything = self._looks % _ALL_JOBS_EVERY == 0
+        self._looks += 1
+        changed, gone = self.store.refresh(everything, gpus.memory_by_pid(self.metrics.reading))
+        while changed or gone:
+            part, changed = changed[:_JOBS_A_FRAME], changed[_JOBS_A_FRAME:]
+            records = [self.store.get(job) for job in part]
+            self.out.send({"ev": "jobs", "jobs": records, "gone": gone}, rank=outgoing.STATUS)
+            gone = []
+
+    def _pump(self) -> None:
+        for number in list(self._tails):
+            tail = self._tails[number]
+            tail.pump(self._push_tail, self.out.room_for_bulk)
+            # The next round begins with another, so that one busy file does not starve the rest.
+            del self._tails[number]
+            if not tail.dead:
+                self._tails[number] = tail
+
+    def _push_tail(self, header: protocol.Header, payload: bytes) -> None:
+        self.out.send(header, payload, outgoing.BULK)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _say(line: str) -> None:
+    try:
+        os.write(2, ("dflash-tui agent: %s\n" % line).encode("utf-8", "replace"))
+    except OSError:
+        return

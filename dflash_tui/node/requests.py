@@ -1,0 +1,339 @@
+"""What the agent does when a console asks. Each request is answered once; what takes time goes on beside the loop."""
+
+import json
+import os
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, tails
+from dflash_tui.node.children import Ended, Program
+from dflash_tui.node.jobs import Record
+from dflash_tui.node.protocol import Refused
+
+_FIRST_READING_S = 20.0
+_STRAYS_POLL_S = 0.2
+_LISTED = 500
+_CREDIT = 1 << 18
+
+Then = Callable[[], None]
+
+
+class Requests:
+    """The operations of `protocol.py`, for one console. `agent` gives the loop, the store, the metrics and the way out."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._programs: List[Program] = []
+        self._launching: Dict[str, List[Any]] = {}
+        self._ops: Dict[str, Callable[[Any, protocol.Header], None]] = {
+            "ping": self._ping,
+            "list": self._list,
+            "gpus": self._gpus,
+            "plan": self._plan,
+            "launch": self._launch,
+            "stop": self._stop,
+            "tail": self._tail,
+            "credit": self._credit,
+            "untail": self._untail,
+            "read": self._read,
+        }
+
+    def handle(self, header: protocol.Header) -> None:
+        """Does what a request asks; whatever goes wrong is answered."""
+        number = header.get("id")
+        op = self._ops.get(str(header.get("op")))
+        if op is None:
+            known = ", ".join(self._ops)
+            self._refuse(
+                number,
+                Refused(protocol.BAD_REQUEST, "no operation is called %r" % (header.get("op"),), "there are " + known),
+            )
+            return
+        self._guarded(number, lambda: op(number, header))
+
+    def close(self) -> None:
+        for program in self._programs:
+            program.kill()
+
+    def _guarded(self, number: Any, call: Then) -> None:
+        try:
+            call()
+        except Refused as refused:
+            self._refuse(number, refused)
+        except OSError as error:
+            self._refuse(
+                number, Refused(protocol.IO_ERROR, "%s: %s" % (error.filename or "the node", error.strerror or error))
+            )
+        except Exception as error:
+            self._refuse(
+                number, Refused(protocol.INTERNAL, "%s: %s" % (type(error).__name__, error), "please report this")
+            )
+
+    def _answer(self, number: Any, fields: Dict[str, Any], payload: bytes = b"") -> None:
+        self._agent.out.send(dict({"re": number, "ok": True}, **fields), payload)
+
+    def _refuse(self, number: Any, refused: Refused) -> None:
+        error = {"code": refused.code, "message": refused.message, "remedy": refused.remedy}
+        self._agent.out.send({"re": number, "ok": False, "error": error})
+
+    def _ping(self, number: Any, header: protocol.Header) -> None:
+        self._answer(number, {"time": time.time()})
+
+    def _list(self, number: Any, header: protocol.Header) -> None:
+        store = self._agent.store
+        looked = [self._look(job) for job in paths.job_ids(store.root)[-_LISTED:]]
+        self._answer(number, {"jobs": [record for record in looked if record is not None]})
+
+    def _look(self, job: str) -> Optional[Record]:
+        try:
+            return self._record(job)
+        except Refused:
+            return None  # removed since the folder was read
+
+    def _record(self, job: str) -> Record:
+        memory = gpus.memory_by_pid(self._agent.metrics.reading)
+        record: Record = self._agent.store.look(job, memory)
+        return record
+
+    # GPUs
+
+    def _gpus(self, number: Any, header: protocol.Header) -> None:
+        wanted = _list_of(header, "select")
+
+        def then() -> None:
+            cards = self._choose(wanted, bool(header.get("share")))
+            named = [{name: card.get(name) for name in ("index", "uuid", "name")} for card in cards]
+            self._answer(number, {"gpus": named})
+
+        self._after_reading(number, wanted, then)
+
+    def _choose(self, wanted: List[Any], share: bool) -> List[gpus.Card]:
+        cards = gpus.select(self._agent.metrics.reading, wanted)
+        gpus.check_free(self._agent.store.root, cards, share, self._agent.store.orphan_on)
+        return cards
+
+    def _after_reading(self, number: Any, wanted: List[Any], then: Then) -> None:
+        """Goes on once the GPUs are known: the first reading of a driver may take seconds."""
+        started = time.monotonic()
+
+        def attempt() -> None:
+            if wanted and self._agent.metrics.reading is None and time.monotonic() - started < _FIRST_READING_S:
+                self._agent.loop.later(0.1, attempt)
+            else:
+                self._guarded(number, then)
+
+        attempt()
+
+    def _with_python(self, number: Any, name: str, then: Callable[[str], None], fail: launching.Fail) -> None:
+        python = launching.find_python(name or self._agent.default_python)
+        self._keep(
+            launching.probe_python(self._agent.loop, python, lambda: self._guarded(number, lambda: then(python)), fail)
+        )
+
+    def _keep(self, program: Program) -> None:
+        self._programs = [kept for kept in self._programs if kept.running()] + [program]
+
+    # Plan
+
+    def _plan(self, number: Any, header: protocol.Header) -> None:
+        request = header.get("spec")
+        if not isinstance(request, dict) or not isinstance(request.get("spec"), dict):
+            raise Refused(protocol.BAD_REQUEST, "plan: spec must be {verb, spec}, not %r" % (request,))
+        wanted, share = _list_of(header, "gpus"), bool(header.get("share"))
+        timeout = float(header.get("timeout_s") or 120.0)
+
+        def then() -> None:
+            cards = self._choose(wanted, share)
+            self._with_python(
+                number,
+                str(header.get("python") or ""),
+                lambda python: self._run_plan(number, request, python, cards, timeout),
+                lambda refused: self._refuse(number, refused),
+            )
+
+        self._after_reading(number, wanted, then)
+
+    def _run_plan(
+        self, number: Any, request: Dict[str, Any], python: str, cards: List[gpus.Card], timeout: float
+    ) -> None:
+        def ended(result: Ended) -> None:
+            self._guarded(number, lambda: self._answer(number, {"plan": plan_of(result, timeout)}))
+
+        data = json.dumps(dict(request, spec=launching.with_gpus(request["spec"], cards))).encode()
+        env = launching.environment()
+        uuids = ",".join(str(card["uuid"]) for card in cards)
+        env.update(
+            CUDA_DEVICE_ORDER="PCI_BUS_ID",
+            CUDA_VISIBLE_DEVICES=uuids,
+            PYTHONUNBUFFERED="1",
+            TERM="dumb",
+            COLUMNS="4000",
+        )
+        script = os.path.join(self._agent.bundle, "backends", "__main__.py")
+        self._keep(Program(self._agent.loop, [python, script, "plan", "-"], ended, timeout, data, env))
+
+    # Launch and stop
+
+    def _launch(self, number: Any, header: protocol.Header) -> None:
+        job = paths.check_job_id(header.get("job"))
+        if os.path.isdir(paths.job_dir(self._agent.store.root, job)):
+            self._answer(number, {"job": self._record(job)})
+            return
+        if job in self._launching:
+            self._launching[job].append(number)
+            return
+        launch = launching.launch_of(header.get("launch"))
+        self._launching[job] = [number]
+
+        def refuse(refused: Refused) -> None:
+            for asked in self._launching.pop(job, []):
+                self._refuse(asked, refused)
+
+        def started() -> None:
+            for asked in self._launching.pop(job, []):
+                self._guarded(asked, lambda asked=asked: self._answer(asked, {"job": self._record(job)}))  # type: ignore[misc]
+
+        def carefully(call: Then) -> None:
+            try:
+                call()
+            except Refused as refused:
+                refuse(refused)
+            except OSError as error:
+                refuse(Refused(protocol.IO_ERROR, "%s: %s" % (error.filename or "the node", error.strerror or error)))
+
+        def with_cards() -> None:
+            cards = self._choose(list(launch.gpus), launch.share)
+            self._with_python(
+                number,
+                launch.python,
+                lambda python: carefully(
+                    lambda: self._agent.starter.start(job, launch, python, cards, started, refuse)
+                ),
+                refuse,
+            )
+
+        self._after_reading(number, list(launch.gpus), lambda: carefully(with_cards))
+
+    def _stop(self, number: Any, header: protocol.Header) -> None:
+        job, force = paths.check_job_id(header.get("job")), bool(header.get("force"))
+        record = self._record(job)
+        if record["state"] in protocol.ENDED and record["state"] != "orphaned":
+            raise Refused(
+                protocol.NOT_RUNNING,
+                "job %s is not running: it is %s" % (job, record["state"]),
+                "there is nothing to stop",
+            )
+        folder = paths.job_dir(self._agent.store.root, job)
+        paths.write_json(os.path.join(folder, "stop.json"), {"requested": time.time(), "force": force})
+        if record["state"] == "orphaned":
+            self._end_strays(number, job, folder)
+            return
+        supervisor = processes.identity_of(record.get("supervisor"))
+        if supervisor is not None and record.get("boot_id") == self._agent.store.boot_id:
+            # Where it is in another container the signal finds nobody; it looks for the file by itself too.
+            processes.send(supervisor, 15)
+        self._answer(number, {"job": self._record(job)})
+
+    def _end_strays(self, number: Any, job: str, folder: str) -> None:
+        def check() -> None:
+            def look() -> None:
+                record = self._record(job)
+                if record["state"] in protocol.ENDED and record["state"] != "orphaned":
+                    self._answer(number, {"job": record})
+                else:
+                    self._agent.loop.later(_STRAYS_POLL_S, check)
+
+            self._guarded(number, look)
+
+        fd = locks.take(os.path.join(folder, "lock"))
+        if fd is None:
+            check()  # another console has begun it; the file just written reaches that one
+            return
+        try:
+            fail: launching.Fail = lambda refused: self._refuse(number, refused)  # noqa: E731
+            launching.spawn(self._agent.loop, folder, [fd], check, fail, adopt=True)
+        finally:
+            os.close(fd)
+
+    # Files
+
+    def _path(self, header: protocol.Header) -> Tuple[str, bool]:
+        """The path that a request names, and whether it must be there already."""
+        if header.get("job") is not None:
+            folder = paths.job_dir(self._agent.store.root, header["job"])
+            name = protocol.JOB_FILES.get(str(header.get("file", "log")))
+            if name is None:
+                known = ", ".join(protocol.JOB_FILES)
+                raise Refused(
+                    protocol.BAD_REQUEST, "a job has no file %r" % (header.get("file"),), "there are " + known
+                )
+            if not os.path.isdir(folder):
+                raise Refused(
+                    protocol.NOT_FOUND, "this node has no job %s" % header["job"], "list them with: dflash-tui jobs"
+                )
+            return os.path.join(folder, name), False
+        path = header.get("path")
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise Refused(protocol.BAD_REQUEST, "a request for a file must name a job or a path, not %r" % (path,))
+        return os.path.abspath(os.path.expanduser(path)), True
+
+    def _tail(self, number: Any, header: protocol.Header) -> None:
+        path, must_exist = self._path(header)
+        belongs_to = None
+        if header.get("ino") is not None:
+            belongs_to = (_whole(header, "dev", 0), _whole(header, "ino", 0))
+        tail = tails.Tail(
+            number, path, _whole(header, "offset", 0), _whole(header, "credit", _CREDIT), belongs_to, must_exist
+        )
+        self._answer(number, tail.position())
+        self._agent.add_tail(tail)
+
+    def _credit(self, number: Any, header: protocol.Header) -> None:
+        self._agent.give_credit(header.get("tail"), max(_whole(header, "bytes", 0), 0))
+
+    def _untail(self, number: Any, header: protocol.Header) -> None:
+        self._agent.drop_tail(header.get("tail"))
+        if number is not None:
+            self._answer(number, {})
+
+    def _read(self, number: Any, header: protocol.Header) -> None:
+        path, _ = self._path(header)
+        length = _whole(header, "length", protocol.MAX_PAYLOAD)
+        if length < 0:
+            raise Refused(protocol.BAD_REQUEST, "read: length cannot be %d" % length)
+        position, data = tails.read_at(path, _whole(header, "offset", 0), length)
+        self._answer(number, position, data)
+
+
+def plan_of(result: Ended, timeout_s: float) -> Dict[str, Any]:
+    """The object that `backends plan` printed last. Raises Refused where it printed none."""
+    if result.code is None:
+        raise Refused(
+            protocol.TIMED_OUT,
+            "the plan took longer than %g s" % timeout_s,
+            "is the node's disk or Python slow? try again",
+        )
+    try:
+        plan = json.loads(launching.last_line_whole(result.output))
+    except ValueError:
+        plan = None
+    if not isinstance(plan, dict):
+        why = launching.last_line(result.errors) or "it ended with status %d and said nothing" % result.code
+        raise Refused(
+            protocol.PLAN_REFUSED, "the plan failed: %s" % why, "check the worker Python's packages, or name another"
+        )
+    return plan
+
+
+def _whole(header: protocol.Header, name: str, default: int) -> int:
+    value = header.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Refused(protocol.BAD_REQUEST, "%s must be a whole number, not %r" % (name, value))
+    return value
+
+
+def _list_of(header: protocol.Header, name: str) -> List[Any]:
+    value = header.get(name) or []
+    if not isinstance(value, list):
+        raise Refused(protocol.BAD_REQUEST, "%s must be a list of indices or UUIDs, not %r" % (name, value))
+    return value

@@ -1,0 +1,137 @@
+"""A job for tests in the place of `backends/__main__.py`: does what its spec says, with real processes.
+
+spec: {"do": [step, …]}; a step is [name, argument…]. `plan -` answers with the spec that it got.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+EVENTS = None
+
+
+def event(name, **fields):
+    with open(EVENTS, "a") as file:
+        file.write(json.dumps(dict(t=time.time(), event=name, **fields)) + "\n")
+
+
+def wait_for_ever():
+    while True:
+        time.sleep(3600)
+
+
+def ignore_term():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def child(what, session=False, output=None):
+    """Another process of this program that runs one step."""
+    out = open(output, "ab") if output else None
+    subprocess.Popen(
+        [sys.executable, __file__, "step", json.dumps(what)], start_new_session=session, stdout=out, stderr=out
+    )
+
+
+def daemon():
+    """Forks twice, so that no parent of ours knows it, and ignores SIGTERM."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            ignore_term()
+            print("daemon %d" % os.getpid(), flush=True)
+            wait_for_ever()
+        os._exit(0)
+    os.wait()
+
+
+def retitle():
+    """Wipes its environment and command line, as setproctitle does, and takes another name."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rsplit(b")", 1)[1].split()
+    # arg_start, arg_end, env_start, env_end: fields 48 to 51 of proc(5).
+    arg_start, _, _, env_end = (int(field) for field in fields[45:49])
+    ctypes.memset(arg_start, 0, env_end - arg_start)
+    ctypes.memmove(arg_start, b"VLLM::EngineCore", 16)
+    ctypes.CDLL(None).prctl(15, b"VLLM::Engine", 0, 0, 0)
+    ignore_term()
+    print("retitled %d" % os.getpid(), flush=True)
+    wait_for_ever()
+
+
+def obey(status=3):
+    """Ends kindly at SIGTERM: the event first, then status 3."""
+
+    def on_term(*_):
+        event("interrupted", message="stopped on request", done=1, total=2)
+        os._exit(status)
+
+    signal.signal(signal.SIGTERM, on_term)
+    event("phase", phase="waiting")
+    wait_for_ever()
+
+
+def write(megabytes, pause=0.0):
+    for number in range(megabytes * 16):
+        print(("%08d " % number) + "x" * 65526, flush=True)
+        time.sleep(pause)
+
+
+def show_environment(path):
+    with open(path + ".tmp", "w") as file:
+        json.dump(dict(os.environ), file)
+    os.rename(path + ".tmp", path)
+
+
+def wait_for_file(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+
+
+def exec_as(title):
+    """A shell that has another title and no environment at all."""
+    os.execvp("bash", ["bash", "-c", "exec -a %s env -i sleep 3600" % title])
+
+
+STEPS = {
+    "event": lambda name, fields: event(name, **fields),
+    "print": lambda text: print(text, flush=True),
+    "exit": lambda status: sys.exit(status),
+    "die": lambda number: os.kill(os.getpid(), number),
+    "child": child,
+    "daemon": daemon,
+    "retitle": retitle,
+    "ignore_term": ignore_term,
+    "wait": wait_for_ever,
+    "obey": obey,
+    "write": write,
+    "environment": show_environment,
+    "wait_for": wait_for_file,
+    "exec_as": exec_as,
+}
+
+
+def main():
+    global EVENTS
+    if sys.argv[1] == "plan":
+        request = json.load(sys.stdin)
+        print("noise before the answer")
+        for name, *arguments in request["spec"].get("do", []):
+            STEPS[name](*arguments)
+        print(json.dumps({"ok": True, "verb": request["verb"], "spec": request["spec"]}))
+        return
+    if sys.argv[1] == "step":
+        name, *arguments = json.loads(sys.argv[2])
+        STEPS[name](*arguments)
+        return
+    EVENTS = sys.argv[4]
+    with open(sys.argv[2]) as file:
+        spec = json.load(file)
+    for name, *arguments in spec["do"]:
+        STEPS[name](*arguments)
+
+
+main()

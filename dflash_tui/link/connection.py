@@ -37,7 +37,7 @@ class Connection(Protocol):
 
 
 class Cancel:
-    """Lets another thread end a connect: set once, it runs what was registered."""
+    """Lets another thread end a connect: set once, it runs what was registered, which must not block."""
 
     def __init__(self) -> None:
         self._closers: list[Callable[[], None]] = []
@@ -47,6 +47,10 @@ class Cancel:
         self._closers.append(closer)
         if self.is_set:
             closer()
+
+    def forget(self) -> None:
+        """The connect is over: what was registered for it must not run any more."""
+        self._closers.clear()
 
     def set(self) -> None:
         self.is_set = True

@@ -105,6 +105,7 @@ class NodeLink:
         """Connects now instead of after the wait; also out of REFUSED, once its cause is mended."""
         with self._lock:
             self._retry_now = True
+            self._failure = None
             self._lock.notify_all()
         self._wake()
 
@@ -288,6 +289,7 @@ class NodeLink:
             return SshConnection(self.target, self.options, remote_command(script), self._change, self._cancel)
         finally:
             _CONNECTS.release()
+            self._cancel.forget()
 
     def _frame(self, header: Mapping[str, Any], payload: bytes) -> None:
         if "re" in header:

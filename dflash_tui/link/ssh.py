@@ -82,7 +82,7 @@ class SshConnection:
             options.ciphers = _CIPHERS
             options.digests = _MACS
             options.key_types = self._key_types(tuple(options.key_types))
-            self._cancel.on_set(transport.close)
+            self._cancel.on_set(lambda: _shut(carrier))
         except BaseException:
             carrier.close()
             self._close_proxy()
@@ -90,6 +90,8 @@ class SshConnection:
         try:
             # Through a proxy the far TCP connect happens in this time too.
             transport.start_client(timeout=limit * (2 if self._proxy else 1))
+            if not transport.initial_kex_done:  # at its limit start_client returns without a word
+                raise paramiko.SSHException(f"no SSH handshake within {limit:g} s")
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             failure = self._handshake_failure(error)
@@ -249,6 +251,12 @@ def connect_tcp(host: str, port: int, timeout: float, label: str, cancel: Cancel
             "is the node up, and does a firewall let you through?",
         ) from failure
     raise LinkError("unreachable", f"{label} cannot be reached ({failure})", "check the network") from failure
+
+
+def _shut(carrier: socket.socket) -> None:
+    """Whoever waits on the socket sees its end now; blocks nobody."""
+    with contextlib.suppress(OSError):
+        carrier.shutdown(socket.SHUT_RDWR)
 
 
 def _connect(found: socket.socket, address: object, timeout: float, cancel: Cancel) -> None:

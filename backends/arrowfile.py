@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -55,7 +56,9 @@ class ArrowFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._writer is not None:
-            self._writer.close()
+            # On a full disk closing fails as writing did, and what was written goes away anyway.
+            with contextlib.suppress(OSError):
+                self._writer.close()
         self._remove()
 
     def add(self, input_ids: list[int], loss_mask: list[int], messages: Sequence[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from backends.spec import PrepareSpec
 # Beside the dataset: what it was made from, so that the same command again is known to be done.
 RECORD = "prepare.json"
 _VERSION = 1
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Samples handed to the tokenizer together; it spreads them over the cores.
 _BATCH = 256
 
@@ -64,6 +65,11 @@ class Template:
         if not Path(model).is_dir():
             raise PrepareError(
                 f"the model {model} is not a folder", "give the folder of the model that will be trained for"
+            )
+        # Without one of these, Transformers makes an empty tokenizer out of config.json and says nothing.
+        if not any((Path(model) / name).is_file() for name in _TOKENIZER_FILES):
+            raise PrepareError(
+                f"the model folder {model} has no tokenizer", "add its tokenizer.json and tokenizer_config.json"
             )
         logging.set_verbosity_error()
         try:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import UTC
 from typing import Any
 
+from textual.app import App
+from textual.pilot import Pilot
+
+from dflash_tui.app.app import ConsoleApp
+from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import (
     AgentGreeted,
     BeatArrived,
@@ -25,8 +32,19 @@ from dflash_tui.fleet.facts import (
     MetricsArrived,
     Progress,
 )
+from dflash_tui.link import LinkError
 from dflash_tui.node.protocol import Launch
 
+PLANNED: Mapping[str, Any] = {
+    "ok": True, "error": None, "remedy": None, "warnings": ["the longest sample has 9000 tokens"],
+    "layer_ids": [2, 10, 18, 26, 34, 36], "num_layers": 36, "hidden_size": 4096, "family": "qwen3", "dtype": "bfloat16",
+    "bytes_per_token": 49160, "samples": 7473, "tokens": 1_400_000, "bytes_total": 68_824_000_000, "already_done": 100,
+    "disk_free_bytes": 900 * 2**30, "samples_that_fit": 7473, "memory_bytes_per_worker": 18 * 2**30, "workers": 2,
+    "device": "cuda", "packing": "packs", "versions": {"python": "3.11.7", "torch": "2.11.0", "transformers": "5.17.0"},
+}  # fmt: skip
+REFUSED: Mapping[str, Any] = {
+    "ok": False, "error": "the family 'gpt_oss' is not supported", "remedy": "choose a Qwen3 or Llama model", "warnings": [],
+}  # fmt: skip
 NOW = 1_796_000_000.0
 GIB = 2**30
 
@@ -37,6 +55,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.time
+
+
+@dataclass
+class ScriptedTail:
+    id: int
+    acked: int = 0
+    closed: bool = False
+
+    def ack(self, nbytes: int) -> None:
+        self.acked += nbytes
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @dataclass
@@ -103,25 +134,28 @@ class ScriptedLink:
         length: int = 65536,
     ) -> Future[tuple[Any, bytes]]:
         data = self.files.get((job or "", file))
-        answer = OSError("no such file") if data is None else (None, data[offset : offset + length])
+        answer = (
+            LinkError("not-found", f"no {file} of {job}") if data is None else (None, data[offset : offset + length])
+        )
         return self._answer("read", answer, job=job, file=file)
 
     def follow(
         self, *, job: str | None = None, file: str = "log", path: str | None = None, offset: int = -65536
-    ) -> Any:
-        raise AssertionError("these tests follow no log")
+    ) -> ScriptedTail:
+        self.asked.append(("follow", {"job": job, "file": file}))
+        return ScriptedTail(len(self.questions("follow")))
 
     def questions(self, name: str) -> list[dict[str, Any]]:
         return [asked for what, asked in self.asked if what == name]
 
 
-def live(host: str, *, hostname: str = "", time: float = NOW, python: str = "/usr/bin/python3") -> list[Fact]:
+def live(host: str, *, hostname: str = "", at: float = NOW, python: str = "/usr/bin/python3") -> list[Fact]:
     return [
-        LinkChanged(host, LinkState.LIVE, time),
+        LinkChanged(host, LinkState.LIVE, at),
         AgentGreeted(
             host, hostname or f"{host}.cluster", "b00t", 4242, "3.11.7", python, "ops", "/home/ops/.local/state", 0.0
         ),
-        BeatArrived(host, time),
+        BeatArrived(host, at),
     ]
 
 
@@ -199,7 +233,7 @@ def refused_node(host: str) -> list[Fact]:
 
 def lost_node(host: str) -> list[Fact]:
     facts = [
-        *live(host, time=NOW - 95),
+        *live(host, at=NOW - 95),
         MetricsArrived(host, Metrics(NOW - 95, host_metrics(), (h200(0, 40.0),), "nvml")),
     ]
     facts.append(LinkChanged(host, LinkState.LOST, NOW - 80))
@@ -224,3 +258,33 @@ def launch_file(job: Job, **spec: Any) -> bytes:
     wanted = {"model": "/models/qwen3-8b", "dataset": "/data/gsm8k", "output": "/data/states", **spec}
     launch = Launch(job.name, job.verb, "/opt/worker/bin/python", wanted)
     return json.dumps(launch._asdict()).encode()
+
+
+def console(*links: ScriptedLink, clock: Clock | None = None, **settings: Any) -> ConsoleApp:
+    """The real console over links of a script, with a clock that stands still."""
+    values = {"refresh": 0.1, **settings}
+    return ConsoleApp(links, Settings(**values), clock=clock or Clock(), zone=UTC)
+
+
+def shown(app: App[Any]) -> str:
+    """What stands on the screen, line by line."""
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "") -> None:
+    """Waits until `condition` holds; a slow machine may take its time."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what}\n{shown(pilot.app)}"
+        await pilot.pause(0.02)
+
+
+async def until_shown(pilot: Pilot[Any], *texts: str) -> None:
+    """Waits until every text stands on the screen."""
+    await until(pilot, lambda: all(text in shown(pilot.app) for text in texts), f"{texts} on the screen")
+
+
+async def type_text(pilot: Pilot[Any], text: str) -> None:
+    """Types a text, key by key."""
+    names = {"/": "slash", "-": "minus", ".": "full_stop", ",": "comma", "_": "underscore", " ": "space"}
+    await pilot.press(*(names.get(char, char) for char in text))

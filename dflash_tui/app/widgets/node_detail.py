@@ -25,13 +25,13 @@ def gpu_detail(node: NodeView, gpu: Gpu) -> Content:
     elif not gpu.processes:
         lines.append(Content("no process on this GPU"))
     else:
-        lines.append(Content.assemble((f"{'PID':>8}  {'memory':>10}  {'user':10}  command", "dim")))
+        lines.append(Content.assemble((f"{'PID':>8}  {'memory':>10}  {'user':10}  job and command", "dim")))
         for process in gpu.processes:
-            whose = f"(job {process.job})" if process.job else ""
-            command = process.command or f"{fmt.NOT_AVAILABLE} (outside of this container)"
             user = fmt.one_line(process.user or fmt.NOT_AVAILABLE)
-            text = f"{process.pid:>8}  {fmt.size(process.memory_bytes):>10}  {user:10}  {fmt.one_line(command)}"
-            lines.append(Content.assemble(text, "  ", (fmt.one_line(whose), "bold")))
+            command = process.command or f"{fmt.NOT_AVAILABLE} (outside of this container)"
+            job = "" if process.job is None else f"{fmt.one_line(process.job)}  "
+            head = f"{process.pid:>8}  {fmt.size(process.memory_bytes):>10}  {user:10}  "
+            lines.append(Content.assemble(head, (job, "bold"), fmt.one_line(command)))
     return Content("\n").join(lines)
 
 

@@ -159,7 +159,12 @@ def test_ended_while_nvidia_smi_hangs_it_leaves_none_behind(child, number):
     hung = []
 
     def started():
-        hung[:] = [other.pid for other in psutil.Process(process.pid).children()]
+        # Only once it is nvidia-smi by name has it got past what its parent does for it before.
+        hung[:] = [
+            other.pid
+            for other in psutil.Process(process.pid).children()
+            if any(word.endswith("nvidia-smi") for word in other.cmdline())
+        ]
         return bool(hung)
 
     until(started, "no nvidia-smi was started")

@@ -116,7 +116,7 @@ class Client:
     def _check(self) -> bool:
         if self.closed:
             assert self.process.stderr
-            raise AssertionError("the agent is gone: %r" % self.process.stderr.read())
+            raise AssertionError(f"the agent is gone: {self.process.stderr.read()!r}")
         return False
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:

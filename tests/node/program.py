@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 EVENTS = None
 
 
 def event(name, **fields):
-    with open(EVENTS, "a") as file:
+    with Path(EVENTS).open("a") as file:
         file.write(json.dumps(dict(t=time.time(), event=name, **fields)) + "\n")
 
 
@@ -30,10 +31,12 @@ def ignore_term():
 
 def child(what, session=False, output=None):
     """Another process of this program that runs one step."""
-    out = open(output, "ab") if output else None
-    subprocess.Popen(
-        [sys.executable, __file__, "step", json.dumps(what)], start_new_session=session, stdout=out, stderr=out
-    )
+    command = [sys.executable, __file__, "step", json.dumps(what)]
+    if output is None:
+        subprocess.Popen(command, start_new_session=session)
+        return
+    with Path(output).open("ab") as file:
+        subprocess.Popen(command, start_new_session=session, stdout=file, stderr=file)
 
 
 def daemon():
@@ -42,7 +45,7 @@ def daemon():
         os.setsid()
         if os.fork() == 0:
             ignore_term()
-            print("daemon %d" % os.getpid(), flush=True)
+            print(f"daemon {os.getpid()}", flush=True)
             wait_for_ever()
         os._exit(0)
     os.wait()
@@ -50,15 +53,14 @@ def daemon():
 
 def retitle():
     """Wipes its environment and command line, as setproctitle does, and takes another name."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rsplit(b")", 1)[1].split()
+    fields = Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()
     # arg_start, arg_end, env_start, env_end: fields 48 to 51 of proc(5).
     arg_start, _, _, env_end = (int(field) for field in fields[45:49])
     ctypes.memset(arg_start, 0, env_end - arg_start)
     ctypes.memmove(arg_start, b"VLLM::EngineCore", 16)
     ctypes.CDLL(None).prctl(15, b"VLLM::Engine", 0, 0, 0)
     ignore_term()
-    print("retitled %d" % os.getpid(), flush=True)
+    print(f"retitled {os.getpid()}", flush=True)
     wait_for_ever()
 
 
@@ -76,27 +78,41 @@ def obey(status=3):
 
 def write(megabytes, pause=0.0):
     for number in range(megabytes * 16):
-        print(("%08d " % number) + "x" * 65526, flush=True)
+        print(f"{number:08d} " + "x" * 65526, flush=True)
         time.sleep(pause)
 
 
 def show_environment(path):
-    with open(path + ".tmp", "w") as file:
-        json.dump(dict(os.environ), file)
-    os.rename(path + ".tmp", path)
+    draft = Path(path + ".tmp")
+    draft.write_text(json.dumps(dict(os.environ)))
+    draft.rename(path)
 
 
 def wait_for_file(path):
-    while not os.path.exists(path):
+    while not Path(path).exists():
         time.sleep(0.02)
 
 
 def exec_as(title):
     """A shell that has another title and no environment at all."""
-    os.execvp("bash", ["bash", "-c", "exec -a %s env -i sleep 3600" % title])
+    os.execvp("bash", ["bash", "-c", f"exec env -i bash -c 'exec -a {title} sleep 3600'"])
+
+
+def ignore_term_and_wait():
+    ignore_term()
+    wait_for_ever()
+
+
+def spawner():
+    """Has a new child whenever the last one is gone, and ignores SIGTERM itself."""
+    ignore_term()
+    while True:
+        subprocess.run(["sleep", "3600"], check=False)
 
 
 STEPS = {
+    "ignore_term_and_wait": ignore_term_and_wait,
+    "spawner": spawner,
     "event": lambda name, fields: event(name, **fields),
     "print": lambda text: print(text, flush=True),
     "exit": lambda status: sys.exit(status),
@@ -128,8 +144,7 @@ def main():
         STEPS[name](*arguments)
         return
     EVENTS = sys.argv[4]
-    with open(sys.argv[2]) as file:
-        spec = json.load(file)
+    spec = json.loads(Path(sys.argv[2]).read_text())
     for name, *arguments in spec["do"]:
         STEPS[name](*arguments)
 

@@ -168,7 +168,7 @@ def test_a_launch_with_a_field_that_cannot_be_is_refused_and_leaves_nothing(
         agent.ask("launch", job="j-1", launch=launch)
     assert refused.value.code == "bad-request"
     assert words in refused.value.message
-    assert os.listdir(state / "jobs") == []
+    assert list((state / "jobs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_python_that_is_missing_or_no_python_is_refused_and_leaves_nothing(
         assert python in refused.value.message
         assert words in refused.value.message
         assert "--python" in refused.value.remedy
-    assert os.listdir(state / "jobs") == []
+    assert list((state / "jobs").iterdir()) == []
 
 
 def test_without_a_python_the_agents_default_is_used(agent: Client) -> None:

@@ -142,6 +142,7 @@ Host *
             f"SetEnv {values}",
         ]
         if self._login_shell:
+            # A jump has no command; it is no session and comes past this.
             lines.append(f'ForceCommand exec {shlex.quote(self._login_shell)} -c "$SSH_ORIGINAL_COMMAND"')
         config.write_text("\n".join(lines) + "\n")
         # Newer servers punish an address for failed logins, and here all come from one.
@@ -193,9 +194,9 @@ Host *
                 process.kill()
         return len(dropped)
 
-    def freeze(self) -> list[int]:
-        """Stops (SIGSTOP) what runs in the sessions; the connections stay. Returns the pids."""
-        frozen = [process for process in self._family() if not _is_sshd(process)]
+    def freeze(self, *, server: bool = False) -> list[int]:
+        """Stops (SIGSTOP) what runs in the sessions, or the server's end of them; the connections stay."""
+        frozen = [process for process in self._family() if _is_sshd(process) is server]
         for process in frozen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)

@@ -45,12 +45,13 @@ class SshConnection:
         self.advice = f"see what the login shell does: {self._login} true"
         self._proxy: Proxy | None = None
         self._stderr = Stderr()
+        self._opened: paramiko.Channel | None = None
         self._transport = self._start(self._carrier())
         try:
             self._check_host_key()
             state(LinkState.AUTHENTICATING)
             authenticate(self._transport, self._settings, self._label)
-            self._channel = self._open(command)
+            self._opened = self._open(command)
         except BaseException:
             self.close()
             raise
@@ -169,6 +170,11 @@ class SshConnection:
             watchdog.cancel()
         return channel
 
+    @property
+    def _channel(self) -> paramiko.Channel:
+        assert self._opened is not None
+        return self._opened
+
     def read_fds(self) -> tuple[int, ...]:
         return (self._channel.fileno(),)
 
@@ -204,6 +210,9 @@ class SshConnection:
 
     def close(self) -> None:
         self._transport.close()
+        if self._opened is not None:
+            # Gives back its pipe; after the transport, so that no word is sent that a frozen peer would not take.
+            self._opened.close()
         self._close_proxy()
 
     def _close_proxy(self) -> None:

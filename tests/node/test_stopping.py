@@ -1,0 +1,207 @@
+"""Stopping is proved: whatever a job has become, none of its processes is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_tui.node import processes
+from tests.node.client import Client, Refusal, until
+from tests.node.conftest import of_state
+
+# Each by the means with which real servers and trainers get away.
+FIGHTERS = [
+    ["child", ["ignore_term_and_wait"], True],
+    ["daemon"],
+    ["child", ["retitle"]],
+    ["child", ["exec_as", "VLLM::Worker"], True],
+    ["child", ["spawner"]],
+]
+
+
+def workers(state: Path, job: str) -> list[processes.Stat]:
+    """Living processes of the job, its supervisor not among them."""
+    folder = state / "jobs" / job
+    log = (folder / "log").stat()
+    return processes.of_job(str(folder), {"dev": log.st_dev, "ino": log.st_ino})
+
+
+def fight(agent: Client, state: Path, *last: list[object]) -> None:
+    """A job with one of each fighter, all of them up."""
+    agent.launch("j-1", {"do": [*FIGHTERS, ["child", ["wait"], False, "/dev/null"], *last]}, stop_grace_s=1)
+    log = state / "jobs" / "j-1" / "log"
+    until(lambda: b"daemon" in log.read_bytes() and b"retitled" in log.read_bytes(), "the fighters to be up")
+    until(lambda: len(workers(state, "j-1")) >= 8, "all processes")
+    until(
+        lambda: any(processes.command(stat.pid).startswith("VLLM::Worker") for stat in workers(state, "j-1")), "exec -a"
+    )
+
+
+def test_a_runner_that_obeys_sigterm_is_interrupted_with_its_own_words(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["obey"]]})
+    until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
+    answer = agent.ask("stop", job="j-1", force=False)
+    assert answer["job"]["job"] == "j-1"
+    record = agent.wait("j-1", "interrupted")
+    assert record["exit"] == {"code": 3, "signal": None}
+    assert record["reason"] == "stopped on request"
+    assert record["stop"]["force"] is False
+    assert record["killed_processes"] == 0
+    assert not of_state(state)
+
+
+def test_a_runner_that_dies_of_the_request_to_stop_is_interrupted(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["wait"]]})
+    agent.wait("j-1", "running")
+    agent.ask("stop", job="j-1")
+    record = agent.wait("j-1", "interrupted")
+    assert record["exit"] == {"code": None, "signal": signal.SIGTERM}
+
+
+def test_a_runner_that_finishes_within_its_grace_is_done(agent: Client, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    agent.launch(
+        "j-1", {"do": [["ignore_term"], ["event", "phase", {}], ["wait_for", str(go)], ["event", "finished", {}]]}
+    )
+    until(lambda: agent.job("j-1")["last_event"], "the runner to ignore")
+    agent.ask("stop", job="j-1")
+    agent.wait("j-1", "stopping")
+    go.touch()
+    assert agent.wait("j-1", "done")["stop"] is not None
+
+
+def test_a_process_tree_that_fights_back_is_ended_to_the_last(agent: Client, state: Path) -> None:
+    fight(agent, state, ["ignore_term"], ["event", "phase", {}], ["wait"])
+    until(lambda: agent.job("j-1")["last_event"], "the runner to ignore")
+    agent.ask("stop", job="j-1")
+    record = agent.wait("j-1", "killed")
+    assert not of_state(state)
+    assert record["killed_processes"] >= 3
+    assert "did not end within 1 s" in record["reason"]
+
+
+def test_what_a_finished_job_leaves_behind_is_ended_before_it_counts_as_done(
+    agent: Client, state: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    fight(agent, state, ["wait_for", str(go)], ["event", "finished", {}])
+    go.touch()
+    record = agent.wait("j-1", "done")
+    assert not workers(state, "j-1")
+    assert record["killed_processes"] >= 2
+
+
+def test_a_second_stop_with_force_skips_the_grace(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["ignore_term"], ["event", "phase", {}], ["wait"]]}, stop_grace_s=3600)
+    until(lambda: agent.job("j-1")["last_event"], "the runner to ignore")
+    agent.ask("stop", job="j-1")
+    assert agent.wait("j-1", "stopping")["stop"]["force"] is False
+    agent.ask("stop", job="j-1", force=True)
+    record = agent.wait("j-1", "killed")
+    assert record["stop"]["force"] is True
+    assert record["reason"] == "killed on request (force)"
+    assert not of_state(state)
+
+
+def test_sigterm_to_the_supervisor_itself_stops_the_job_kindly(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["obey"]]})
+    until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
+    os.kill(agent.job("j-1")["supervisor"]["pid"], signal.SIGTERM)
+    assert agent.wait("j-1", "interrupted")["exit"] == {"code": 3, "signal": None}
+
+
+def test_a_stop_of_a_job_that_is_over_is_refused_with_its_state(agent: Client) -> None:
+    agent.launch("j-1", {"do": [["event", "finished", {}]]})
+    agent.wait("j-1", "done")
+    with pytest.raises(Refusal) as refused:
+        agent.ask("stop", job="j-1")
+    assert refused.value.code == "not-running"
+    assert "it is done" in refused.value.message
+
+
+def test_strays_of_a_killed_supervisor_are_listed_and_ended_on_request(agent: Client, state: Path) -> None:
+    fight(agent, state, ["wait"])
+    os.kill(agent.job("j-1")["supervisor"]["pid"], signal.SIGKILL)
+    record = agent.wait("j-1", "orphaned")
+    strays = {stray["pid"]: stray for stray in record["strays"]}
+    assert set(strays) == {stat.pid for stat in workers(state, "j-1")}
+    assert record["runner"]["pid"] in strays
+    assert any(stray["command"].startswith("VLLM::") for stray in strays.values())
+    assert "supervisor is gone" in record["reason"]
+    number = agent.send("stop", job="j-1")
+    agent.push("beat")
+    agent.push("beat")
+    answered = agent.answer(number).header["job"]
+    assert answered["state"] == "killed"
+    assert "supervisor was gone" in answered["reason"]
+    assert not of_state(state)
+    assert agent.job("j-1")["state"] == "killed"
+
+
+def test_an_orphaned_runner_still_gets_its_grace_and_its_last_word(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["obey"]]})
+    until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
+    os.kill(agent.job("j-1")["supervisor"]["pid"], signal.SIGKILL)
+    agent.wait("j-1", "orphaned")
+    record = agent.ask("stop", job="j-1")["job"]
+    assert record["state"] == "interrupted"
+    assert record["last_event"]["event"] == "interrupted"
+
+
+def test_a_job_whose_supervisor_and_processes_are_gone_is_lost_and_stays_so(
+    connect: Callable[..., Client], state: Path
+) -> None:
+    agent = connect()
+    agent.launch("j-1", {"do": [["wait"]]})
+    record = agent.wait("j-1", "running")
+    os.kill(record["supervisor"]["pid"], signal.SIGKILL)
+    os.kill(record["runner"]["pid"], signal.SIGKILL)
+    record = agent.wait("j-1", "lost")
+    assert "nobody saw how it ended" in record["reason"]
+    assert connect().job("j-1")["state"] == "lost"
+    with pytest.raises(Refusal) as refused:
+        agent.ask("stop", job="j-1")
+    assert refused.value.code == "not-running"
+
+
+def test_a_job_of_an_earlier_boot_is_lost_and_none_of_todays_processes_is_taken_for_its(
+    agent: Client, state: Path
+) -> None:
+    agent.launch("j-1", {"do": [["wait"]]})
+    running = agent.wait("j-1", "running")
+    path = state / "jobs" / "j-2"
+    path.mkdir()
+    # The same runner, log and mark, but of another boot: a pid and ticks alone would find them.
+    text = (state / "jobs" / "j-1" / "state.json").read_text()
+    (path / "state.json").write_text(text.replace(running["boot_id"], "0" * 8))
+    record = agent.job("j-2")
+    assert (record["state"], record["reason"], record["strays"]) == ("lost", "the node was rebooted", [])
+    assert agent.job("j-1")["state"] == "running"
+    agent.ask("stop", job="j-1", force=True)
+    agent.wait("j-1", "interrupted", "killed")
+
+
+def test_a_pid_that_another_process_got_meanwhile_is_not_signalled() -> None:
+    me = processes.me()
+    assert processes.alive(me)
+    other = processes.Identity(me.pid, me.ticks + 1)
+    assert not processes.alive(other)
+    assert not processes.send(other, signal.SIGKILL)
+
+
+def test_a_zombie_counts_as_dead() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        until(lambda: (found := processes.stat_of(pid)) is not None and found.state == "Z", "a zombie")
+        found = processes.stat_of(pid)
+        assert found is not None
+        assert not processes.alive(found.identity)
+        assert pid not in processes.snapshot()
+    finally:
+        os.waitpid(pid, 0)

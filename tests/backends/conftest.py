@@ -17,7 +17,7 @@ import pytest
 import backends.demo
 from backends.events import EventLog
 from backends.prepare import prepare
-from backends.spec import FAMILIES, PrepareSpec
+from backends.spec import FAMILIES, ExtractSpec, PrepareSpec
 
 DATA = Path(backends.demo.__file__).parent / "data"
 
@@ -79,3 +79,19 @@ def dataset(
         lambda: False,
     )
     return root / "dataset"
+
+
+@pytest.fixture(scope="session")
+def extraction(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path], dataset: Path) -> Path:
+    """The hidden states of `dataset` by the hf backend: qwen3, preset dflash, float32. Copy it before changing anything."""
+    from backends.runner import extract
+
+    output = tmp_path_factory.mktemp("states") / "hidden_states"
+    extract(
+        ExtractSpec(
+            model=str(models["qwen3"]), dataset=str(dataset), output=str(output), dtype="float32", min_free_bytes=0
+        ),
+        EventLog(None),
+        lambda: False,
+    )
+    return output

@@ -20,6 +20,10 @@ from typing import Iterator, Optional
 CONFIG = json.loads(base64.b64decode(sys.argv[2]).decode("utf-8"))
 
 
+class Damaged(Exception):
+    """The bundle is not what its name says; another folder would not make it better."""
+
+
 def say(text: str) -> None:
     data = ("dflash-tui-boot %s %s\n" % (CONFIG["nonce"], " ".join(text.split()))).encode("utf-8", "replace")
     while data:
@@ -79,7 +83,7 @@ def receive() -> bytes:
         left -= len(part)
     plain = gzip.decompress(b"".join(parts))
     if hashlib.sha256(plain).hexdigest()[: len(CONFIG["hash"])] != CONFIG["hash"]:
-        raise OSError("the bundle arrived damaged")
+        raise Damaged("the bundle arrived damaged")
     return plain
 
 
@@ -105,7 +109,7 @@ def unpack(plain: bytes, root: str) -> str:
                     if not os.path.exists(os.path.join(place, name)):
                         os.rename(os.path.join(folder, name), os.path.join(place, name))
             if not whole(bundle):
-                raise OSError("%s was changed: remove that folder" % bundle) from None
+                raise Damaged("somebody changed %s, remove that folder" % bundle) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return bundle
@@ -137,6 +141,9 @@ def main() -> None:
 
 try:
     main()
+except Damaged as problem:
+    say("failed %s" % problem)
+    sys.exit(74)
 except (OSError, ValueError, EOFError, tarfile.TarError, ImportError) as problem:
     say("failed %s: %s" % (type(problem).__name__, problem))
     sys.exit(74)

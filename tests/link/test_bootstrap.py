@@ -96,6 +96,7 @@ def test_a_bundle_that_somebody_changed_is_named_and_not_run(tmp_path: Path) -> 
     agent = tmp_path / "dflash-tui" / SMALL.hash / "dflash_tui" / "node" / "__main__.py"
     agent.write_bytes(b"print('something else entirely')")
     said = run(tmp_path, SMALL, SMALL.data)
+    assert b"dflash-tui-boot n0nce failed" in said and str(tmp_path).encode() in said
     assert b"something else" not in said
     assert agent.read_bytes() == b"print('something else entirely')"
 

@@ -43,8 +43,14 @@ def test_every_way_to_name_a_node_is_understood(text: str, user: str | None, hos
         "[::1]22",
         "-oProxyCommand=x",
         "a b",
-    ]
-    + ["me@-x", "-l@host", "a;b", "a$(b)", "a\nb", "a'b", "host:２２"],
+        "me@-x",
+        "-l@host",
+        "a;b",
+        "a$(b)",
+        "a\nb",
+        "a'b",
+        "host:２２",
+    ],
 )
 def test_what_names_no_node_is_refused_with_the_text_and_what_may_be_written(text: str) -> None:
     with pytest.raises(LinkError) as caught:

@@ -91,7 +91,7 @@ class LocalWorkers:
 
     def __init__(self, order: Mapping[str, Any], gpus: Sequence[str], *, keep_open: Sequence[int] = ()) -> None:
         self._order = dict(order)
-        self._gpus = list(gpus) or [None]
+        self._gpus: list[str | None] = [*gpus] or [None]
         self._keep_open = tuple(keep_open)
         self._most = IN_FLIGHT[order["device"]]
         self._said: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -16,13 +16,13 @@ from extraction_jobs import Job, alive, check_all_done_once, check_whole, identi
 
 from backends.store import read_manifest
 
-SAMPLES = 600
+SAMPLES = 400
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Enough samples that a job has a middle."""
-    return make_dataset(tmp_path_factory.mktemp("many") / "data", [20 + (7 * row) % 90 for row in range(SAMPLES)])
+    return make_dataset(tmp_path_factory.mktemp("many") / "data", [16 + (7 * row) % 40 for row in range(SAMPLES)])
 
 
 @pytest.fixture

@@ -2,83 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from textual.app import App, ComposeResult
 from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 
-from dflash_tui.app.themes import load_themes
-from dflash_tui.app.widgets.log_view import LogView
 from dflash_tui.fleet.logtext import LINE_COST, LogText
+from tests.app.log_viewer import ROOT, ViewApp, draw, lines, screen, until, viewer
 
-ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "data" / "logs" / "v0.26.0-h200-hybrid-ok-then-stopped.log"
-
-
-class ViewApp(App[None]):
-    """A log viewer and nothing else; keeps what it asked for."""
-
-    CSS_PATH = ROOT / "dflash_tui" / "app" / "styles" / "logs.tcss"
-
-    def __init__(self, limit: int | None = None) -> None:
-        super().__init__()
-        self.view = LogView(text=None if limit is None else LogText(limit=limit))
-        self.drawn = 0
-        self.wanted: list[tuple[str, int]] = []
-
-    def compose(self) -> ComposeResult:
-        yield self.view
-
-    def on_mount(self) -> None:
-        for theme in load_themes(Path("/nonexistent"))[0]:
-            self.register_theme(theme)
-        self.theme = "kiln"
-        self.view.focus()
-
-    def on_log_view_drawn(self, event: LogView.Drawn) -> None:
-        self.drawn += event.nbytes
-
-    def on_log_view_wanted(self, event: LogView.Wanted) -> None:
-        self.wanted.append((event.where, event.offset))
-
-
-def lines(first: int, last: int) -> bytes:
-    return b"".join(b"line %6d\n" % number for number in range(first, last))
-
-
-def screen(view: LogView) -> list[str]:
-    return [view.render_line(row).text.rstrip() for row in range(view.scrollable_content_region.height)]
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Waits for `condition`; a slow machine only takes longer."""
-    for _ in range(3000):
-        if condition():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("what was waited for did not come")
-
-
-async def draw(pilot: Pilot[None], app: ViewApp, data: bytes, offset: int | None = None, gap: int = 0) -> None:
-    """Gives bytes to the viewer and waits until they are drawn."""
-    wanted = app.drawn + len(data)
-    app.view.append(data, app.view.stream_end + gap if offset is None else offset, gap)
-    await until(pilot, lambda: app.drawn >= wanted)
-    await pilot.pause()
-
-
-@asynccontextmanager
-async def viewer(
-    limit: int | None = None, size: tuple[int, int] = (80, 24)
-) -> AsyncIterator[tuple[ViewApp, Pilot[None]]]:
-    app = ViewApp(limit)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        yield app, pilot
 
 
 async def test_it_follows_the_end_until_the_reader_scrolls_up_and_again_with_g_or_end() -> None:
@@ -331,91 +264,6 @@ async def test_gaps_and_resets_are_told_in_the_view() -> None:
         assert screen(app.view)[:3] == ["the file was truncated", "new", ""]
 
 
-async def test_search_goes_forth_and_back_and_round_the_end() -> None:
-    async with viewer() as (app, pilot):
-        await draw(pilot, app, lines(0, 1000))
-        await pilot.press("g")
-        assert app.view.look_for(r"\b\d*99$")
-        assert "line     99" in screen(app.view)
-        await pilot.press("n")
-        assert "line    199" in screen(app.view)
-        await pilot.press("N", "N")
-        assert "line    999" in screen(app.view)
-        assert app.view.search.message == "went on from the other end"
-        assert not app.view.following
-
-
-async def test_search_finds_each_match_of_one_line_and_brings_it_into_sight() -> None:
-    async with viewer() as (app, pilot):
-        await draw(pilot, app, b"a" + b"." * 200 + b"a" + b"." * 200 + b"a\n")
-        starts = []
-        app.view.look_for("a")
-        for _ in range(3):
-            assert app.view.search.match is not None
-            starts.append(app.view.search.match.start)
-            assert app.view.scroll_offset.x <= starts[-1] < app.view.scroll_offset.x + 79
-            app.view.action_find(1)
-        assert starts == [0, 201, 402]
-
-
-async def test_search_without_a_capital_matches_both_cases_and_with_one_only_its_own() -> None:
-    async with viewer() as (app, pilot):
-        await draw(pilot, app, b"an error\nAn Error\n")
-        app.view.look_for("error")
-        assert [len(app.view.search.matches(line)) for line in (0, 1)] == [1, 1]
-        app.view.look_for("Error")
-        assert [len(app.view.search.matches(line)) for line in (0, 1)] == [0, 1]
-
-
-async def test_matches_are_highlighted_and_the_current_one_otherwise() -> None:
-    async with viewer() as (app, pilot):
-        await draw(pilot, app, b"hit miss hit\n")
-        app.view.look_for("hit")
-        first, _, second = [segment for segment in app.view.render_line(0) if segment.text.strip()]
-        assert (first.text, second.text) == ("hit", "hit")
-        assert first.style.bold and not first.style.underline
-        assert second.style.underline
-        app.view.look_for("")
-        assert app.view.render_line(0).text.startswith("hit miss hit")
-        assert len([segment for segment in app.view.render_line(0) if segment.text.strip()]) == 1
-
-
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("[", "not a regular expression"),
-        ("nowhere", "not found"),
-        ("x*", "not found"),
-        ("(", "not a regular expression"),
-    ],
-)
-async def test_what_cannot_be_found_says_so_and_moves_nothing(pattern: str, message: str) -> None:
-    async with viewer() as (app, pilot):
-        await draw(pilot, app, lines(0, 100))
-        before = screen(app.view)
-        assert not app.view.look_for(pattern)
-        assert message in app.view.search.message
-        assert screen(app.view) == before
-        assert app.view.following
-
-
-async def test_search_in_an_empty_log_finds_nothing() -> None:
-    async with viewer() as (app, _):
-        assert not app.view.look_for("x")
-        assert app.view.search.message == "not found"
-
-
-async def test_a_match_stays_on_its_line_when_older_lines_are_dropped() -> None:
-    async with viewer(limit=100 * (LINE_COST + 12)) as (app, pilot):
-        await draw(pilot, app, lines(0, 100))
-        app.view.look_for("line     90")
-        app.view.action_follow()
-        await draw(pilot, app, lines(100, 150))
-        match = app.view.search.match
-        assert match is not None
-        assert app.view.text[match.line].text == "line     90"
-
-
 async def test_selected_text_is_the_text_of_the_log() -> None:
     async with viewer() as (app, pilot):
         await draw(pilot, app, lines(0, 5))
@@ -436,4 +284,3 @@ def test_snapshot_of_a_real_log(size: tuple[int, int], snap_compare: Callable[..
         app.view.look_for("engine")
 
     assert snap_compare(app, terminal_size=size, run_before=run_before)
-

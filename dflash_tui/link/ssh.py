@@ -25,6 +25,7 @@ from dflash_tui.link.target import LinkOptions, Target
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 _UNSENT_LIMIT_MS = 20_000
+_SEND_AT_ONCE = 8192  # bytes; less than what a socket that calls itself writable takes
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -46,7 +47,8 @@ class SshConnection:
         self._proxy: Proxy | None = None
         self._stderr = Stderr()
         self._opened: paramiko.Channel | None = None
-        self._transport = self._start(self._carrier())
+        self._carrier = self._open_carrier()
+        self._transport = self._start()
         try:
             self._check_host_key()
             state(LinkState.AUTHENTICATING)
@@ -63,7 +65,7 @@ class SshConnection:
 
     # Connecting.
 
-    def _carrier(self) -> socket.socket:
+    def _open_carrier(self) -> socket.socket:
         settings = self._settings
         if settings.proxy_command is not None:
             self._proxy = Proxy(["/bin/sh", "-c", f"exec {settings.proxy_command}"])
@@ -73,7 +75,8 @@ class SshConnection:
             return connect_tcp(settings.hostname, settings.port, settings.connect_timeout_s, self._label, self._cancel)
         return self._proxy.socket
 
-    def _start(self, carrier: socket.socket) -> paramiko.Transport:
+    def _start(self) -> paramiko.Transport:
+        carrier = self._carrier
         limit = self._settings.connect_timeout_s
         try:
             transport = paramiko.Transport(carrier)
@@ -194,8 +197,11 @@ class SshConnection:
         return data
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
+        # paramiko writes to the socket without a limit: only as much as surely fits, and only where something does.
+        if not _writable(self._carrier, 0.0):
+            return 0
         try:
-            return self._channel.send(bytes(data))
+            return self._channel.send(bytes(data[:_SEND_AT_ONCE]))
         except TimeoutError:
             return 0
 
@@ -262,6 +268,15 @@ def connect_tcp(host: str, port: int, timeout: float, label: str, cancel: Cancel
     raise LinkError("unreachable", f"{label} cannot be reached ({failure})", "check the network") from failure
 
 
+def _writable(carrier: socket.socket, wait_s: float) -> bool:
+    fd = carrier.fileno()
+    if fd < 0:
+        raise ConnectionAbortedError("the connection was cut")
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(wait_s * 1000))
+
+
 def _shut(carrier: socket.socket) -> None:
     """Whoever waits on the socket sees its end now; blocks nobody."""
     with contextlib.suppress(OSError):
@@ -278,8 +293,7 @@ def _connect(found: socket.socket, address: object, timeout: float, cancel: Canc
         if time.monotonic() >= deadline:
             raise TimeoutError(errno.ETIMEDOUT, "no answer")
         with contextlib.suppress(InterruptedError):
-            _, ready, _ = select.select([], [found], [], 0.2)
-            if ready:
+            if _writable(found, 0.2):
                 code = found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, errno.errorcode.get(code, str(code)))

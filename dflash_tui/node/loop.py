@@ -26,7 +26,7 @@ class Loop:
         self._selector = selectors.PollSelector()
         self._timers: List[Tuple[float, int, Timer]] = []
         self._count = itertools.count()
-        self._running = False
+        self._running = True
 
     def watch(self, fd: int, events: int, call: Callback) -> None:
         """Calls `call` whenever `fd` is ready for `events`; replaces an earlier watch of it."""
@@ -50,8 +50,7 @@ class Loop:
         self._running = False
 
     def run(self) -> None:
-        """Until `stop` is called. Exceptions of callbacks come out."""
-        self._running = True
+        """Until `stop` is called, before this or within. Exceptions of callbacks come out."""
         while self._running:
             for key, _ in self._selector.select(self._due_in()):
                 # A callback before this one may have ended the watch.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from functools import lru_cache
 
 from rich.color import Color as RichColour
+from rich.segment import Segment
 from rich.style import Style as RichStyle
 from rich.text import Text
 from textual.color import Color, ColorParseError
+from textual.strip import Strip
 
-from dflash_tui.app.widgets.log_rows import drawn_text
+from dflash_tui.app.widgets.log_rows import cells, drawn_text
 from dflash_tui.app.widgets.log_search import Match
 from dflash_tui.fleet.logtext import Colour, Line, Style
 
@@ -87,3 +90,38 @@ class Palette:
             return Color.parse(self._variables[names[colour % 8]]).rich_color
         except (KeyError, ColorParseError):
             return None  # "auto" and themes without that variable: the text's own colour
+
+
+def strip_of(text: Text, plain: RichStyle, left: int, width: int, row: int) -> Strip:
+    """Columns [left, left + width) of a text as a row of the screen; `row` in the log is what a selection goes by."""
+    ascii_only = text.plain.isascii()
+    text.stylize_before(plain)
+    if ascii_only:
+        text = text[left : left + width]
+    pieces = _segments(text)
+    if not ascii_only:
+        pieces = [
+            (part, style) for part, style, _ in Strip([Segment(*piece) for piece in pieces]).crop(left, left + width)
+        ]
+    segments, x, used = [], left, 0
+    for part, style in pieces:
+        segments.append(Segment(part, (style or plain) + RichStyle.from_meta({"offset": (x, row)})))
+        x += len(part)
+        used += cells(part)
+    if used < width:
+        # One strip of the right width costs half of what cutting and padding it step by step does.
+        segments.append(Segment(" " * (width - used), plain + RichStyle.from_meta({"offset": (x, row)})))
+    return Strip(segments, width)
+
+
+def _segments(text: Text) -> list[tuple[str, RichStyle | None]]:
+    """The text in parts of one style each, in order."""
+    spans = [span for span in text.spans if span.end > span.start]
+    cuts = sorted({0, len(text.plain), *(span.start for span in spans), *(span.end for span in spans)})
+    found: list[tuple[str, RichStyle | None]] = []
+    for start, end in itertools.pairwise(cuts):
+        styles = [span.style for span in spans if span.start <= start and span.end >= end]
+        found.append(
+            (text.plain[start:end], RichStyle.combine([style for style in styles if isinstance(style, RichStyle)]))
+        )
+    return found

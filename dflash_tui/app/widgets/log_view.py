@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
+from rich.style import Style as RichStyle
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
@@ -17,12 +18,12 @@ from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
-from dflash_tui.app.widgets.log_palette import PARTS, Palette
+from dflash_tui.app.widgets.log_palette import PARTS, Palette, strip_of
 from dflash_tui.app.widgets.log_rows import RowIndex, cells, drawn_text, pieces
 from dflash_tui.app.widgets.log_search import LogSearch, Match
 from dflash_tui.fleet.logtext import LogText
 
-FLUSH_S = 0.1  # bytes that arrive within this time are drawn together
+FLUSH_S = 0.2  # bytes that arrive within this time are drawn together
 
 Where = Literal["older", "newer", "head", "end"]
 
@@ -74,6 +75,7 @@ class LogView(ScrollView, can_focus=True):
         self.rendered = 0  # rows rendered so far
         self._rows = RowIndex()
         self._palette: Palette | None = None
+        self._plain: RichStyle | None = None
         self._pending: list[tuple[bytes, int, int]] = []
         self._flush_planned = False
         self._asked: Where | None = None
@@ -356,29 +358,26 @@ class LogView(ScrollView, can_focus=True):
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._palette = None
+        self._plain = None
 
     def render_line(self, y: int) -> Strip:
         self.rendered += 1
         left, row = self.scroll_offset.x, self.scroll_offset.y + y
-        width, plain = self.scrollable_content_region.width, self.rich_style
+        width = self.scrollable_content_region.width
+        if self._plain is None:
+            self._plain = self.rich_style
         if row >= self.virtual_size.height:
-            return Strip.blank(width, plain)
+            return Strip.blank(width, self._plain)
         index, part = self._rows.locate(row)
         text = self._paint(index)
-        wrapped = self._rows.width is not None
-        if wrapped:
+        if self._rows.width is not None:
             rows = pieces(text.plain, self._rows.width)
             start = sum(map(len, rows[:part]))
-            text = text[start : start + len(rows[part])]
-        elif text.plain.isascii():
-            text, left = text[left : left + width], 0
-        text.stylize_before(plain)
+            text, left = text[start : start + len(rows[part])], 0
         if (selection := self.text_selection) is not None and (span := selection.get_span(row)) is not None:
             style = self.screen.get_component_rich_style("screen--selection")
-            shift = 0 if wrapped else self.scroll_offset.x - left
-            text.stylize(style, max(0, span[0] - shift), None if span[1] < 0 else max(0, span[1] - shift))
-        strip = Strip(text.render(self.app.console)).crop_extend(left, left + width, plain)
-        return strip.apply_offsets(0 if wrapped else self.scroll_offset.x, row)
+            text.stylize(style, span[0], None if span[1] < 0 else span[1])
+        return strip_of(text, self._plain, left, width, row)
 
     def _paint(self, index: int) -> Text:
         if self._palette is None:

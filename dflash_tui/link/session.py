@@ -16,7 +16,7 @@ from dflash_tui.node import protocol
 STALE_AFTER_S = 3.0
 LOST_AFTER_S = 10.0
 BOOTSTRAP_LIMIT_S = 60.0
-_TICK_S = 0.25
+_TICK_S = 0.5
 _RETRY_SEND_S = 0.02
 _READS_A_ROUND = 64
 
@@ -24,7 +24,7 @@ _READS_A_ROUND = 64
 class Session:
     """Feeds frames to `on_frame` until the connection ends, which is always an error unless `closing` says so.
 
-    on_age: called with the seconds since anything was heard, once the agent speaks, at least four times a second.
+    on_age: called with the seconds since anything was heard, once the agent speaks, at least twice a second.
     before_wait: called before every wait: the place for what other threads want done.
     advice: the remedy where the session ends before the agent speaks.
     """

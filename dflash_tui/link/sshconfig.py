@@ -32,6 +32,7 @@ class SshSettings:
     global_known_hosts: tuple[Path, ...]
     host_key_alias: str | None
     hash_known_hosts: bool
+    never_asks: bool  # StrictHostKeyChecking yes: then ssh itself refuses an unknown key without asking
     proxy_command: str | None
     proxy_jump: str | None
     connect_timeout_s: float
@@ -125,6 +126,7 @@ def _settings(target: Target, options: LinkOptions, found: dict[str, list[str]])
         global_known_hosts=tuple(_path(part, tokens) for part in (globals_ or "").split()),
         host_key_alias=first("hostkeyalias"),
         hash_known_hosts=first("hashknownhosts") == "yes",
+        never_asks=first("stricthostkeychecking") in ("yes", "true"),
         proxy_command=None if command is None else expand(command, tokens),
         proxy_jump=first("proxyjump"),
         connect_timeout_s=float(limit) if limit and limit.isdigit() else options.connect_timeout_s,
@@ -159,6 +161,8 @@ def jump_command(settings: SshSettings, options: LinkOptions) -> list[str]:
 def login_command(target: Target, settings: SshSettings, options: LinkOptions) -> str:
     """The command by which a person reaches the same host."""
     config = f"-F {shlex.quote(str(options.ssh_config))} " if options.ssh_config else ""
+    if settings.never_asks:
+        config += "-o StrictHostKeyChecking=ask "
     if target.host != settings.hostname:  # an alias knows the rest
         return f"ssh {config}{'-p ' + str(target.port) + ' ' if target.port else ''}{target.name.partition(':')[0]}"
     port = f"-p {settings.port} " if settings.port != 22 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -100,16 +101,24 @@ def test_a_server_that_says_nothing_is_given_up(sshd: Sshd, options: LinkOptions
         assert time.monotonic() - began < LIMIT_S
 
 
-def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_how_to_accept_it(
-    sshd: Sshd, options: LinkOptions, open_link: Opener
+def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_command_that_accepts_it(
+    sshd: Sshd, options: LinkOptions, open_link: Opener, tmp_path: Path
 ) -> None:
     sshd.know_host_key("")
     shown = subprocess.run(["ssh-keygen", "-lf", f"{sshd.host_key}.pub"], check=True, capture_output=True, text=True)
-    error = refusal_of(open_link, sshd.target, options)
-    assert error.code == "unknown-host-key"
-    assert shown.stdout.split()[1] in error.message
-    assert f"ssh -F {sshd.ssh_config} -p {sshd.port} {sshd.user}@127.0.0.1" in error.remedy
+    link, _ = open_link(sshd.target, options)
+    with pytest.raises(LinkError) as caught:
+        link.wait_live(LIMIT_S)
+    assert caught.value.code == "unknown-host-key"
+    assert shown.stdout.split()[1] in caught.value.message
+    assert f"-p {sshd.port} {sshd.user}@127.0.0.1" in caught.value.remedy
     assert sshd.known_hosts.read_text() == ""
+    command = caught.value.remedy.partition("with: ")[2]
+    ask = executable(tmp_path / "yes", "#!/bin/sh\necho yes\n")
+    env = {**os.environ, "SSH_ASKPASS": ask, "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
+    subprocess.run(f"{command} true", shell=True, check=True, env=env, stdin=subprocess.DEVNULL)
+    link.retry()
+    link.wait_live(LIMIT_S)
 
 
 def test_an_unknown_host_key_is_remembered_where_that_was_asked_for(

@@ -22,7 +22,7 @@ from dflash_tui.node.tails import Tail
 
 _TAILS_EVERY_S = 0.1
 _ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
-_JOBS_A_FRAME = 100
+_JOBS_A_FRAME = 50
 
 
 class Agent:

@@ -108,7 +108,11 @@ def _existing(reading: Dict[str, Any]) -> str:
 
 def _user_of(card: Card) -> Optional[str]:
     """Who uses the card, in words, or None."""
-    users = card.get("processes") or []
+    every = card.get("processes") or []
+    # Our own jobs are the locks' affair; one that just ended may still stand in the last reading.
+    users = [process for process in every if not process.get("job")]
+    if every and not users:
+        return None
     if users:
         first = users[0]
         memory = first.get("memory_bytes")

@@ -14,6 +14,7 @@ from dflash_tui.node.events import EventCursor
 
 Record = Dict[str, Any]
 _STAGING_OLD_S = 600.0
+_STRAYS_NAMED = 200
 
 
 class _Entry:
@@ -138,7 +139,7 @@ class JobStore:
                     "command": processes.command(stray.pid),
                     "gpu_bytes": gpu_memory.get(stray.pid),
                 }
-                for stray in strays
+                for stray in strays[:_STRAYS_NAMED]
             ]
             return
         record["state"] = "lost"

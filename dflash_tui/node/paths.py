@@ -1,5 +1,6 @@
 """Where the node keeps its state, and how a file is written so that nobody ever sees half of it."""
 
+import errno
 import json
 import os
 import re
@@ -46,8 +47,9 @@ def _usable(path: str) -> bool:
         # os.access says yes on a read-only mount for root; only writing proves it.
         with tempfile.TemporaryFile(dir=path):
             return True
-    except OSError:
-        return False
+    except OSError as error:
+        # A disk that is full today is still where yesterday's jobs are.
+        return error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.isdir(path)
 
 
 def jobs_dir(root: str) -> str:

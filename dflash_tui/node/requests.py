@@ -81,8 +81,17 @@ class Requests:
 
     def _list(self, number: Any, header: protocol.Header) -> None:
         store = self._agent.store
-        looked = [self._look(job) for job in paths.job_ids(store.root)[-_LISTED:]]
-        self._answer(number, {"jobs": [record for record in looked if record is not None]})
+        records: List[Record] = []
+        room = protocol.MAX_HEADER * 3 // 4
+        for job in reversed(paths.job_ids(store.root)[-_LISTED:]):
+            record = self._look(job)
+            if record is None:
+                continue
+            room -= len(json.dumps(record))
+            if room < 0:
+                break  # a frame has an end; the oldest are left out
+            records.append(record)
+        self._answer(number, {"jobs": records[::-1]})
 
     def _look(self, job: str) -> Optional[Record]:
         try:

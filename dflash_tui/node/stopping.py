@@ -49,7 +49,7 @@ class Ladder:
             self.phase = ASKED
             self._deadline = self._clock() + self._grace_s
             if self._runner is not None and not force:
-                _signal(self._runner, signal.SIGTERM)
+                _ask(self._runner)
         if force and self.phase == ASKED:
             self._deadline = self._clock()
 
@@ -60,7 +60,7 @@ class Ladder:
         self.phase = ENDING
         self._deadline = self._clock() + self._term_wait_s
         for member in self._members():
-            _signal(member.identity, signal.SIGTERM)
+            _ask(member.identity)
 
     def step(self) -> bool:
         """Goes on where it is time to; True once none is left."""
@@ -104,6 +104,12 @@ class Ladder:
             for member in self.left:
                 if _signal(member.identity, signal.SIGKILL):
                     self.killed.add(member.identity)
+
+
+def _ask(identity: Identity) -> None:
+    if _signal(identity, signal.SIGTERM):
+        # One that is stopped (ctrl+z, a debugger) would hear of it only when it goes on.
+        _signal(identity, signal.SIGCONT)
 
 
 def _signal(identity: Identity, number: int) -> bool:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import traceback
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from dflash_tui.node import events, linux, locks, outcome, paths, processes, stopping
 from dflash_tui.node.joblog import JobLog
@@ -42,13 +42,13 @@ def supervise(folder: str, fds: Tuple[int, ...] = (), adopt: bool = False) -> in
     held: List[Optional[int]] = list(fds[1:]) or [locks.take(os.path.join(folder, "lock"))]
     try:
         if held[0] is not None:
-            _run(folder, ready, adopt)
+            _run(folder, ready, adopt, held[1:])
     finally:
         os._exit(0)
 
 
-def _run(folder: str, ready: int, adopt: bool) -> None:
-    supervisor = Supervisor(folder, ready, adopt)
+def _run(folder: str, ready: int, adopt: bool, gpu_locks: List[Optional[int]]) -> None:
+    supervisor = Supervisor(folder, ready, adopt, [fd for fd in gpu_locks if fd is not None])
     try:
         supervisor.run()
     except Exception:
@@ -59,12 +59,13 @@ def _run(folder: str, ready: int, adopt: bool) -> None:
 class Supervisor:
     """The life of one job."""
 
-    def __init__(self, folder: str, ready: int = -1, adopt: bool = False) -> None:
+    def __init__(self, folder: str, ready: int = -1, adopt: bool = False, gpu_locks: Sequence[int] = ()) -> None:
         self.folder = folder
         self.launch: Dict[str, Any] = paths.read_json(self._path("launch.json")) or {}
         self.record: Dict[str, Any] = paths.read_json(self._path("state.json")) or {}
         self.log = JobLog(self._path("log"), int(self.launch.get("log_limit_bytes", 1 << 30)))
         self._ready = ready
+        self._gpu_locks = list(gpu_locks)
         self._adopt = adopt
         self._me = processes.me()
         self._runner: Optional[Identity] = None
@@ -225,6 +226,9 @@ class Supervisor:
             self._unsaved = True
 
     def _save_surely(self) -> None:
+        # None of the job's processes lives: whoever reads that it ended may have its GPUs at once.
+        while self._gpu_locks:
+            os.close(self._gpu_locks.pop())
         deadline = time.monotonic() + _SAVE_FOR_S
         self._save()
         while self._unsaved and time.monotonic() < deadline:

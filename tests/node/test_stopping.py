@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_tui.node import processes
+from dflash_tui.node import processes, stopping
 from tests.node.client import Client, Refusal, until
 from tests.node.conftest import of_state
 
@@ -205,3 +205,24 @@ def test_a_zombie_counts_as_dead() -> None:
         assert pid not in processes.snapshot()
     finally:
         os.waitpid(pid, 0)
+
+
+def test_a_job_that_was_halted_hears_of_the_stop(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": [["obey"]]})
+    until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
+    os.kill(agent.job("j-1")["runner"]["pid"], signal.SIGSTOP)
+    agent.ask("stop", job="j-1")
+    assert agent.wait("j-1", "interrupted")["exit"] == {"code": 3, "signal": None}
+
+
+def test_a_process_that_sigkill_does_not_end_is_named_and_never_counted_as_gone() -> None:
+    times = iter([0.0, 0.0, 0.0, 0.0, *[6.0] * 4, *[60.0] * 40])
+    # A process that cannot be signalled stands in for one that the kernel holds: ours, with another start.
+    held = processes.Stat(os.getpid(), 1, "D", -1, "nfs-reader")
+    ladder = stopping.Ladder(lambda: [held], held.identity, grace_s=10.0, clock=lambda: next(times))
+    ladder.ask(force=True)
+    for _ in range(4):
+        assert not ladder.step()
+    assert "waiting for 1 process that SIGKILL does not end" in ladder.stuck()
+    assert f"pid {os.getpid()} nfs-reader, state D" in ladder.stuck()
+    assert not ladder.killed

@@ -69,15 +69,20 @@ class Tail:
         self._fd = open_regular(path)
         self._file: Tuple[int, int] = (0, 0)
         self.size = 0
+        # A position in a file that is away just now: another one that comes under its name is told of as such.
+        self._left: Optional[Tuple[Tuple[int, int], int]] = None
+        if belongs_to == (0, 0):
+            belongs_to = None
         if self._fd is None:
             if must_exist:
                 raise Refused(protocol.NOT_FOUND, "there is no file %s" % path, "check the path")
             self.offset = 0
+            self._left = (belongs_to, offset) if belongs_to is not None else None
             return
         found = os.fstat(self._fd)
         self._file, self.size = (found.st_dev, found.st_ino), found.st_size
         self.offset = resolve_offset(offset, self.size)
-        if belongs_to is not None and belongs_to != (0, 0) and belongs_to != self._file:
+        if belongs_to is not None and belongs_to != self._file:
             self.offset = 0
             self._reset("rotated")
         elif self.offset > self.size:
@@ -159,7 +164,7 @@ class Tail:
         fd = open_regular(self._path)
         if fd is None:
             return False
-        known = self._fd is not None
+        known = self._fd is not None or self._left is not None
         if self._fd is not None:
             # What was written to the old file between our look at its size and the new name.
             if os.fstat(self._fd).st_size > self.offset:
@@ -169,6 +174,9 @@ class Tail:
         self._fd = fd
         now = os.fstat(fd)
         self._file, self.offset = (now.st_dev, now.st_ino), 0
-        if known:
+        left, self._left = self._left, None
+        if left is not None and left[0] == self._file:
+            self.offset = left[1]  # it came back; a size below that is told of as truncated
+        elif known:
             push(self._header(reset="rotated"), b"")
         return True

@@ -208,6 +208,24 @@ def test_a_file_of_a_job_that_is_not_there_yet_is_waited_for(agent: Client, tmp_
     assert not follower.resets
 
 
+def test_a_position_in_a_file_that_is_away_holds_for_that_file_alone(
+    agent: Client, state: Path, tmp_path: Path
+) -> None:
+    agent.launch("j-1", {"do": [["event", "finished", {}]]})
+    agent.wait("j-1", "done")
+    path = state / "jobs" / "j-1" / "events.jsonl"
+    path.write_bytes(b"0123456789")
+    found = path.stat()
+    path.rename(tmp_path / "away")
+    place = {"job": "j-1", "file": "events", "offset": 4, "dev": found.st_dev, "ino": found.st_ino}
+    same, other = Follower(agent, **place), Follower(agent, **{**place, "ino": found.st_ino + 1})
+    same.offset = 4
+    (tmp_path / "away").rename(path)
+    same.until(lambda: bytes(same.data) == b"456789", "the rest of the same file")
+    other.until(lambda: bytes(other.data) == b"0123456789", "the whole of another")
+    assert (same.resets, other.resets) == ([], ["rotated"])
+
+
 def test_nothing_comes_after_untail(agent: Client, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\n")

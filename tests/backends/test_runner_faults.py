@@ -1,0 +1,275 @@
+"""What the runner does with packs that do not fit, states that are not finite, and several workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from extraction_jobs import alive, check_all_done_once, check_whole, make_dataset, until
+from safetensors.torch import load_file, save_file
+
+from backends.errors import Interrupted, JobError, WorkerError
+from backends.hf.extractor import Extractor, PackResult, Sample, is_out_of_memory
+from backends.plan import ExtractPlan
+from backends.progress import Progress
+from backends.runner import extract
+from backends.spec import ExtractSpec
+from backends.store import Store, read_manifest
+from backends.workers import LocalWorkers, Message, Work
+
+# A token that neither the random datasets nor the proof at start use.
+RARE = 1999
+
+
+def spec_of(model: Path, dataset: Path, output: Path, **fields: Any) -> ExtractSpec:
+    defaults: dict[str, Any] = {"dtype": "float32", "min_free_bytes": 0, "pack_tokens": 256}
+    return ExtractSpec(model=str(model), dataset=str(dataset), output=str(output), **{**defaults, **fields})
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Path:
+    return make_dataset(tmp_path / "some", [10 + row for row in range(40)])
+
+
+@pytest.fixture
+def broken_for_one_token(models: dict[str, Path], tmp_path: Path) -> Path:
+    """A model whose embedding of RARE is not finite."""
+    folder = tmp_path / "broken"
+    shutil.copytree(models["qwen3"], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][RARE] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def with_rare_token(folder: Path, rows: Sequence[int], total: int) -> Path:
+    import datasets
+
+    ids = [[3 + (row + place) % 900 for place in range(6)] for row in range(total)]
+    for row in rows:
+        ids[row][2] = RARE
+    columns = {"input_ids": ids, "loss_mask": [[1] * 6] * total, "seq_len": [6] * total}
+    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+    return folder
+
+
+class InProcess:
+    """Workers for tests in this process, with a real extractor: what a cluster's engine would be.
+
+    most_tokens: a larger pack "does not fit into memory".
+    """
+
+    count = 1
+
+    def __init__(self, plan: ExtractPlan, most_tokens: int) -> None:
+        self.extractor = Extractor.open(
+            Path(plan.spec.model),
+            plan.layer_ids,
+            dtype=plan.spec.dtype,
+            device="cpu",
+            output=Path(plan.spec.output),
+        )
+        self.plan = plan
+        self.most_tokens = most_tokens
+        self.said: list[Message] = []
+        self.sizes: list[int] = []
+
+    def start(self, worker: int) -> int:
+        self.said.append(Message(worker, "ready", {"device": "cpu", "packing": "packs", "why_not": ""}))
+        self.ready = True
+        return os.getpid()
+
+    def room(self) -> bool:
+        return True
+
+    def submit(self, work: Work) -> None:
+        samples = [Sample(row, self.plan.dataset.row(row)[0]) for row in work.rows]
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        if tokens > self.most_tokens:
+            self.said.append(Message(0, "oom", {"id": work.id, "message": "no room"}))
+            return
+        self.sizes.append(tokens)
+        results: list[PackResult | BaseException] = []
+        self.extractor.run(samples, results.append)
+        until(lambda: results, "a pack")
+        result = results[0]
+        assert isinstance(result, PackResult)
+        entries = [[entry.row, entry.file, entry.tokens, entry.bytes] for entry in result.entries]
+        self.said.append(Message(0, "done", {"id": work.id, "entries": entries, "bad": result.bad}))
+
+    def in_flight(self) -> int:
+        return len([message for message in self.said if message.event in ("done", "oom")])
+
+    def results(self, timeout_s: float) -> list[Message]:
+        said, self.said = self.said, []
+        return said
+
+    def close(self, *, at_once: bool = False) -> None:
+        self.extractor.close()
+
+
+def test_a_pack_that_does_not_fit_into_memory_comes_again_in_halves(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    made: list[InProcess] = []
+
+    def make(plan: ExtractPlan, store: Store) -> InProcess:
+        made.append(InProcess(plan, most_tokens=100))
+        return made[-1]
+
+    done = extract(spec_of(models["qwen3"], some, tmp_path / "out"), events, never, make_workers=make)
+    assert done["done"] == 40
+    assert max(made[0].sizes) <= 100
+    assert any("does not fit into memory and is split" in warning["message"] for warning in events.of("warning"))
+    check_all_done_once(tmp_path / "out", some)
+
+
+def test_one_sample_that_does_not_fit_into_memory_ends_the_job_naming_the_row(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    with pytest.raises(JobError, match=r"row 39 \(49 tokens\) does not fit into memory: no room"):
+        extract(
+            spec_of(models["qwen3"], some, tmp_path / "out"),
+            events,
+            never,
+            make_workers=lambda plan, store: InProcess(plan, most_tokens=48),
+        )
+
+
+def test_torchs_own_error_is_known_as_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 58, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_one_sample_in_two_hundred_that_is_not_finite_is_skipped_and_spoils_no_other_of_its_pack(
+    broken_for_one_token: Path, tmp_path: Path, events: Any
+) -> None:
+    dataset = with_rare_token(tmp_path / "data", [77], 200)
+    done = extract(spec_of(broken_for_one_token, dataset, tmp_path / "out"), events, never)
+    assert (done["done"], done["skipped"], done["total"]) == (199, 1, 200)
+    messages = [warning["message"] for warning in events.of("warning")]
+    assert messages == ["row 77 is skipped: slot 0 of token 0 holds a value that is not finite"]
+    assert set(read_manifest(tmp_path / "out").entries) == set(range(200)) - {77}
+    assert check_whole(tmp_path / "out", dataset) == 199
+    assert not (tmp_path / "out" / "hs_77.safetensors").exists()
+
+
+def test_more_than_one_in_a_hundred_that_are_not_finite_end_the_job(
+    broken_for_one_token: Path, tmp_path: Path, events: Any
+) -> None:
+    dataset = with_rare_token(tmp_path / "data", [0, 3], 40)
+    with pytest.raises(JobError, match=r"row \d: slot 0 of token 0 holds a value that is not finite"):
+        extract(spec_of(broken_for_one_token, dataset, tmp_path / "out"), events, never)
+
+
+def test_token_ids_outside_the_vocabulary_end_the_job_naming_the_rows(
+    models: dict[str, Path], tmp_path: Path, events: Any
+) -> None:
+    dataset = make_dataset(tmp_path / "data", [30] * 3, vocab=90_000)
+    with pytest.raises(JobError, match=r"rows 0 to 2: token id \d+ is outside the model's vocabulary of \d+"):
+        extract(spec_of(models["qwen3"], dataset, tmp_path / "out"), events, never)
+
+
+def test_a_checkpoint_that_lacks_tensors_is_refused_instead_of_filled_with_random_numbers(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(models["llama"], folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.3.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(JobError, match=r"lack 1 tensors, .*layers\.3\.mlp\.down_proj\.weight"):
+        extract(spec_of(folder, some, tmp_path / "out"), events, never)
+
+
+def test_two_workers_share_one_queue_and_one_of_them_may_die(
+    models: dict[str, Path], tmp_path: Path, events: Any
+) -> None:
+    dataset = make_dataset(tmp_path / "data", [16 + row % 40 for row in range(300)])
+    output = tmp_path / "out"
+    killed: list[int] = []
+
+    def make(plan: ExtractPlan, store: Store) -> LocalWorkers:
+        order = {"spec": plan.spec.to_json(), "layer_ids": list(plan.layer_ids), "device": "cpu"}
+        return LocalWorkers(order, ["", ""], keep_open=[store.lock_fd])
+
+    def kill_one() -> bool:
+        ready = [event["worker"] for event in events.of("worker") if event["state"] == "ready"]
+        if not killed and len(set(ready)) == 2 and len(list(output.glob("hs_*"))) >= 10:
+            pid = next(event["pid"] for event in events.of("worker") if event.get("pid") and event["worker"] == 1)
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    done = extract(spec_of(models["qwen3"], dataset, output, pack_tokens=64), events, kill_one, make_workers=make)
+    assert done["done"] == 300
+    check_all_done_once(output, dataset)
+    pids = [event["pid"] for event in events.of("worker") if event["state"] == "starting"]
+    assert not any(map(alive, pids))
+    # A fast machine may be done before the second worker is ready; then there was nobody to kill.
+    assert [event["worker"] for event in events.of("worker") if event["state"] == "lost"] == [1] * len(killed)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_no_restart(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    folder = tmp_path / "garbled"
+    shutil.copytree(models["qwen3"], folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises((JobError, WorkerError)) as caught:
+        extract(spec_of(folder, some, tmp_path / "out"), events, never)
+    assert "\n" not in caught.value.message
+    assert [event["state"] for event in events.of("worker")].count("starting") == 1
+
+
+def test_a_stop_before_the_first_pack_is_an_interruption(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    with pytest.raises(Interrupted) as caught:
+        extract(spec_of(models["qwen3"], some, tmp_path / "out"), events, lambda: True)
+    assert (caught.value.done, caught.value.total) == (0, 40)
+
+
+def test_progress_is_told_at_once_and_then_once_a_second_with_rates_of_this_run(events: Any) -> None:
+    now = [100.0]
+    progress = Progress(events, total=50, already_done=10, clock=lambda: now[0])
+    progress.tell()
+    assert events.of("progress")[0]["eta_s"] is None
+    now[0] = 102.0
+    progress.begin()
+    progress.add(samples=5, tokens=500, nbytes=4000)
+    for _ in range(12):
+        now[0] += 0.25
+        progress.tell()
+    told = events.of("progress")[1:]
+    assert len(told) == 3
+    assert told[-1] | {"t": 0} == {
+        "t": 0,
+        "done": 15,
+        "total": 50,
+        "skipped": 0,
+        "tokens": 500,
+        "bytes": 4000,
+        "elapsed_s": told[-1]["elapsed_s"],
+        "phase": "",
+        "samples_per_s": round(5 / told[-1]["elapsed_s"], 3),
+        "tokens_per_s": round(500 / told[-1]["elapsed_s"], 1),
+        "bytes_per_s": round(4000 / told[-1]["elapsed_s"], 1),
+        "eta_s": round(35 * told[-1]["elapsed_s"] / 5, 1),
+    }
+    assert json.dumps(told)

@@ -1,0 +1,115 @@
+"""A model and a dataset for the whole run, made by the project's own means; a site; a real sshd on 127.0.0.1:22280."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Done, JobFolder, Site, Terminal
+
+ROOT = Path(__file__).parents[2]
+CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
+
+# Big enough that a job can be caught in the middle on a fast machine, small enough to end soon on a slow one.
+BLOCKS, HIDDEN, COPIES = 8, 128, 2
+
+BUILD = """
+import json, sys, torch
+from backends.demo.model import build_model
+torch.set_num_threads(2)
+texts = [m["content"] for line in open(sys.argv[2]) for m in json.loads(line)["conversations"]]
+build_model(sys.argv[1], texts, layers=int(sys.argv[3]), hidden=int(sys.argv[4]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What every job of these tests works on."""
+
+    model: Path
+    dataset: Path
+    samples: int
+
+    def extract(self, output: Path, *more: object) -> list[object]:
+        """The options of an extraction that takes a while."""
+        given = ["--model", self.model, "--dataset", self.dataset, "--output", output]
+        return [*given, "--dtype", "float32", "--device", "cpu", "--pack-tokens", 512, "--min-free-bytes", 0, *more]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    folder = tmp_path_factory.mktemp("shared")
+    env = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
+    model, dataset = folder / "model", folder / "dataset"
+    words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN)]
+    subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True)
+    spec = {"model": str(model), "inputs": [str(CONVERSATIONS)] * COPIES, "output": str(dataset)}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    events = folder / "events.jsonl"
+    command = [sys.executable, str(ROOT / "backends" / "__main__.py"), "prepare", str(folder / "spec.json")]
+    subprocess.run([*command, "--events", str(events)], env=env, check=True)
+    finished = json.loads(events.read_text().splitlines()[-1])
+    assert finished["event"] == "finished"
+    return Shared(model, dataset, int(finished["done"]))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("home"))
+    yield made
+    end_everything_of(made.home)
+
+
+def end_everything_of(home: Path) -> None:
+    """Kills what a failed test left: every process whose job or bundle is under `home`."""
+    state_dir = home / ".local" / "state" / "dflash-tui"
+    jobs = state_dir / "jobs"
+    for folder in jobs.iterdir() if jobs.is_dir() else ():
+        for pid in JobFolder(state_dir, folder.name).processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def state_dir(site: Site) -> Path:
+    return site.home / ".local" / "state" / "dflash-tui"
+
+
+Launcher = Callable[..., JobFolder]
+
+
+@pytest.fixture
+def launch(site: Site, state_dir: Path) -> Launcher:
+    """Launches by the command; the job's folder on this machine."""
+
+    def launched(*words: object) -> JobFolder:
+        done: Done = site.run("launch", *words, "--json")
+        return JobFolder(state_dir, done.json["job"])
+
+    return launched
+
+
+@pytest.fixture
+def terminal(site: Site, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens `dflash-tui` in a terminal of a size; ends it again."""
+    made: list[Terminal] = []
+
+    def opened(width: int, height: int, *words: object) -> Terminal:
+        folder = tmp_path / f"terminal-{len(made)}"
+        folder.mkdir()
+        made.append(Terminal(folder, width, height, site.command(*words), site.env, site.home))
+        return made[-1]
+
+    yield opened
+    for one in made:
+        one.close()

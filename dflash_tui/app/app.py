@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 from textual import work
@@ -18,6 +18,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from dflash_tui.app.bridge import Inbox, NodeLinkLike
+from dflash_tui.app.commands import ConsoleCommands, show_help
 from dflash_tui.app.crash import write_report
 from dflash_tui.app.messages import FleetChanged, LogReceived
 from dflash_tui.app.screens.fleet import FleetScreen
@@ -31,6 +32,7 @@ from dflash_tui.fleet.facts import Job, LogArrived
 from dflash_tui.fleet.format import clock as clock_text
 from dflash_tui.fleet.state import Fleet, reduce
 
+STYLES = Path(__file__).parent / "styles"
 DRAIN_INTERVAL_S = 0.125
 
 
@@ -42,11 +44,7 @@ class ConsoleApp(App[None]):
 
     TITLE = "dflash-tui"
     CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = [
-        "styles/base.tcss",
-        "styles/fleet.tcss",
-        "styles/jobs.tcss",
-        "styles/launch.tcss",
-        "styles/logs.tcss",
+        STYLES / f"{name}.tcss" for name in ("base", "fleet", "jobs", "launch", "logs")
     ]
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
         "fleet": FleetScreen,
@@ -56,11 +54,12 @@ class ConsoleApp(App[None]):
     DEFAULT_MODE = "fleet"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]  # noqa: RUF012
-    ENABLE_COMMAND_PALETTE = True
+    COMMANDS = {ConsoleCommands}  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f,1", "mode('fleet')", "Fleet", show=False),
         Binding("j,2", "mode('jobs')", "Jobs", show=False),
         Binding("l,3", "mode('logs')", "Logs", show=False),
+        Binding("question_mark", "help", "Help"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -137,6 +136,12 @@ class ConsoleApp(App[None]):
     # Life.
 
     async def on_mount(self) -> None:
+        if not self.is_headless:
+            self._watch = TerminalWatch(sys.__stdin__.fileno() if sys.__stdin__ else 0, self._terminal_gone)
+            self._watch.start()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                loop.add_signal_handler(number, self._ended_by_signal, int(number))
         themes, problems = load_themes()
         for theme in themes:
             self.register_theme(theme)
@@ -154,12 +159,6 @@ class ConsoleApp(App[None]):
 
     def _start(self) -> None:
         """What may wait until something is on the screen."""
-        if not self.is_headless:
-            self._watch = TerminalWatch(sys.__stdin__.fileno() if sys.__stdin__ else 0, self._terminal_gone)
-            self._watch.start()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGHUP, signal.SIGTERM):
-                loop.add_signal_handler(number, self._ended_by_signal, int(number))
         for link in self._links.values():
             link.start()
 
@@ -196,6 +195,9 @@ class ConsoleApp(App[None]):
         base = self.screen_stack[0]
         if isinstance(base, LogsScreen):
             self._logs = base
+
+    def action_help(self) -> None:
+        show_help(self)
 
     async def action_quit(self) -> None:
         active = self.fleet.totals().active_jobs

@@ -11,6 +11,7 @@ from datetime import UTC
 from typing import Any
 
 from textual.app import App
+from textual.notifications import SeverityLevel
 from textual.pilot import Pilot
 
 from dflash_tui.app.app import ConsoleApp
@@ -260,10 +261,22 @@ def launch_file(job: Job, **spec: Any) -> bytes:
     return json.dumps(launch._asdict()).encode()
 
 
-def console(*links: ScriptedLink, clock: Clock | None = None, **settings: Any) -> ConsoleApp:
+class HeardConsole(ConsoleApp):
+    """The real console; keeps every line that it told the user."""
+
+    told: list[str]
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        self.told.append(text)
+        super().say(text, severity)
+
+
+def console(*links: ScriptedLink, clock: Clock | None = None, **settings: Any) -> HeardConsole:
     """The real console over links of a script, with a clock that stands still."""
     values = {"refresh": 0.1, **settings}
-    return ConsoleApp(links, Settings(**values), clock=clock or Clock(), zone=UTC)
+    app = HeardConsole(links, Settings(**values), clock=clock or Clock(), zone=UTC)
+    app.told = []
+    return app
 
 
 def shown(app: App[Any]) -> str:
@@ -273,7 +286,7 @@ def shown(app: App[Any]) -> str:
 
 async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "") -> None:
     """Waits until `condition` holds; a slow machine may take its time."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what}\n{shown(pilot.app)}"
         await pilot.pause(0.02)
@@ -282,6 +295,15 @@ async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "")
 async def until_shown(pilot: Pilot[Any], *texts: str) -> None:
     """Waits until every text stands on the screen."""
     await until(pilot, lambda: all(text in shown(pilot.app) for text in texts), f"{texts} on the screen")
+
+
+async def until_told(pilot: Pilot[Any], *texts: str) -> None:
+    """Waits until one line that the user was told holds every text."""
+    app = pilot.app
+    assert isinstance(app, HeardConsole)
+    await until(
+        pilot, lambda: any(all(text in line for text in texts) for line in app.told), f"{texts}, but {app.told}"
+    )
 
 
 async def type_text(pilot: Pilot[Any], text: str) -> None:

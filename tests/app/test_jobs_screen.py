@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dflash_tui.app.app import ConsoleApp
 from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.logs import LogsScreen
@@ -19,6 +18,7 @@ from .scripted import (
     NOW,
     PLANNED,
     REFUSED,
+    HeardConsole,
     ScriptedLink,
     console,
     gpu_node,
@@ -29,6 +29,7 @@ from .scripted import (
     type_text,
     until,
     until_shown,
+    until_told,
 )
 
 RUNNING = running_job()
@@ -66,7 +67,7 @@ def node(*jobs: Job, **answers: Any) -> ScriptedLink:
     return ScriptedLink("gpu-1", facts, files=files, **answers)
 
 
-def on_jobs(*links: ScriptedLink, **settings: Any) -> ConsoleApp:
+def on_jobs(*links: ScriptedLink, **settings: Any) -> HeardConsole:
     return console(*links, screen="jobs", **settings)
 
 
@@ -172,7 +173,7 @@ async def test_a_stop_that_the_node_refuses_is_told_with_its_remedy() -> None:
         await pilot.press("x")
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press("y")
-        await until_shown(pilot, "job is not running: look at the list again")
+        await until_told(pilot, "job is not running: look at the list again")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ async def test_an_action_that_makes_no_sense_says_why(job: Job, key: str, reason
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, job.name)
         await pilot.press(key)
-        await until_shown(pilot, reason)
+        await until_told(pilot, reason)
         assert not link.questions("stop") and not link.questions("launch")
 
 
@@ -200,7 +201,7 @@ async def test_read_only_starts_and_stops_nothing_and_says_why(key: str) -> None
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "> running", "read-only")
         await pilot.press(key)
-        await until_shown(pilot, "start it without", "--read-only")
+        await until_told(pilot, "start it without", "--read-only")
         assert isinstance(app.screen, JobsScreen)
         assert {name for name, _ in link.asked} <= {"read"}
 
@@ -213,7 +214,7 @@ async def test_nothing_is_asked_of_a_node_that_is_out_of_reach() -> None:
         link.emit(LinkChanged("gpu-1", LinkState.RETRYING, NOW, retry_in_s=3.0))
         await until_shown(pilot, "(?)")
         await pilot.press("x")
-        await until_shown(pilot, "the link to gpu-1 is retrying")
+        await until_told(pilot, "the link to gpu-1 is retrying")
         assert not link.questions("stop")
 
 
@@ -242,7 +243,7 @@ async def test_a_restart_that_the_plan_refuses_launches_nothing() -> None:
         await pilot.press("r")
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press("y")
-        await until_shown(pilot, "'gpt_oss' is not supported", "choose a Qwen3 or Llama model")
+        await until_told(pilot, "'gpt_oss' is not supported", "choose a Qwen3 or Llama model")
         assert not link.questions("launch")
 
 
@@ -253,7 +254,7 @@ async def test_a_launch_file_that_cannot_be_read_is_told() -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         await until_shown(pilot, "! failed")
         await pilot.press("r")
-        await until_shown(pilot, "cannot be read", "launch it anew from the form")
+        await until_told(pilot, "cannot be read", "launch it anew from the form")
 
 
 async def test_enter_opens_the_log_of_the_job_under_the_cursor() -> None:

@@ -179,9 +179,13 @@ async def test_each_verb_shows_its_own_fields() -> None:
         await open_form(pilot)
         assert "layers" in shown(app) and "inputs" not in shown(app)
         await pilot.press("tab", "enter", "down", "enter")
-        await until(pilot, lambda: "inputs" in shown(app) and "layers" not in shown(app) and "GPUs" not in shown(app))
+        await until(
+            pilot, lambda: "inputs" in shown(app) and "layers" not in shown(app) and "busy GPUs" not in shown(app)
+        )
         await pilot.press("enter", "down", "enter")
-        await until(pilot, lambda: "recompute" in shown(app) and "GPUs" in shown(app) and "inputs" not in shown(app))
+        await until(
+            pilot, lambda: "recompute" in shown(app) and "busy GPUs" in shown(app) and "inputs" not in shown(app)
+        )
 
 
 async def test_ticks_stay_while_readings_change() -> None:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from textual.binding import Binding, BindingType
 from textual.pilot import Pilot
 from textual.widgets import Markdown, Static
 
 from dflash_tui.app.app import ConsoleApp
-from dflash_tui.app.commands import ConsoleCommands, show_help
+from dflash_tui.app.commands import show_help
 from dflash_tui.app.screens.help import HelpScreen, active_keys
 from dflash_tui.config import Settings
 from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node
 
-STYLES = Path(__file__).parent.parent.parent / "dflash_tui" / "app" / "styles"
 
-
-class HelpedApp(ConsoleApp):
-    """The console, whose help and palette are there in any case."""
-
-    CSS_PATH: ClassVar[list[str]] = [str(STYLES / Path(str(path)).name) for path in ConsoleApp.CSS_PATH]
-    COMMANDS = {ConsoleCommands}  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "help", "Help")]
-
-    def action_help(self) -> None:
-        show_help(self)
-
-
-def console(screen: str = "fleet") -> HelpedApp:
+def console(screen: str = "fleet") -> ConsoleApp:
     settings = Settings(hosts=("gpu-1",), screen=screen)
-    return HelpedApp([ScriptedLink("gpu-1", gpu_node("gpu-1"))], settings, clock=Clock(NOW))
+    return ConsoleApp([ScriptedLink("gpu-1", gpu_node("gpu-1"))], settings, clock=Clock(NOW))
 
 
-async def opened(app: HelpedApp, pilot: Pilot[None]) -> HelpScreen:
+async def opened(app: ConsoleApp, pilot: Pilot[None]) -> HelpScreen:
     await pilot.pause()
     await pilot.press("question_mark")
     await pilot.pause()

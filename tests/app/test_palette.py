@@ -8,6 +8,7 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from dflash_tui.app.app import ConsoleApp
 from dflash_tui.app.commands import Command, ConsoleCommands
 from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.app.screens.help import HelpScreen
@@ -16,17 +17,16 @@ from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import JobsArrived, JobState
 from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node, launch_file, running_job
-from tests.app.test_help import HelpedApp
 
 ENDED = "20261130-015500-extract-0001"
 
 
-def console(*, read_only: bool = False) -> HelpedApp:
+def console(*, read_only: bool = False) -> ConsoleApp:
     jobs = (running_job(), running_job(ENDED, name="the first", state=JobState.FAILED))
     link = ScriptedLink("gpu-1", [*gpu_node("gpu-1"), JobsArrived("gpu-1", jobs, whole=True)])
     for job in jobs:
         link.files[(job.id, "launch")] = launch_file(job)
-    return HelpedApp([link], Settings(hosts=("gpu-1",), read_only=read_only), clock=Clock(NOW))
+    return ConsoleApp([link], Settings(hosts=("gpu-1",), read_only=read_only), clock=Clock(NOW))
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
@@ -37,7 +37,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     raise AssertionError("what was waited for did not come")
 
 
-async def known(app: HelpedApp, pilot: Pilot[None]) -> dict[str, Command]:
+async def known(app: ConsoleApp, pilot: Pilot[None]) -> dict[str, Command]:
     """The commands, once the jobs are known."""
     await until(pilot, lambda: app.fleet.job("gpu-1", ENDED) is not None)
     return {command.title: command for command in ConsoleCommands(app.screen).commands()}
@@ -126,11 +126,11 @@ async def test_a_job_that_the_filter_hides_is_not_mistaken_for_another() -> None
         assert any("the filter" in notification.message for notification in app._notifications)
 
 
-def _question(app: HelpedApp) -> str:
+def _question(app: ConsoleApp) -> str:
     return str(app.screen.query_one("#confirm-question", Static).content)
 
 
-def _hits(app: HelpedApp) -> list[str]:
+def _hits(app: ConsoleApp) -> list[str]:
     from textual.command import CommandList
 
     options = app.screen.query_one(CommandList).options

@@ -82,6 +82,7 @@ class Sshd:
         }
         self._prefix = prefix
         self._process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[psutil.Process] = []  # these outlive their connection, and are nobody's children then
 
     # Files of the client.
 
@@ -170,8 +171,11 @@ Host *
         """Ends the server and every session; jobs that left their session go on."""
         if self._process is None:
             return
-        self.thaw()
-        family = self._family()
+        family = [*self._family(), *self._frozen]
+        for process in self._frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += process.children(recursive=True)
+        self._frozen.clear()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         for process in family:
@@ -200,12 +204,14 @@ Host *
         for process in frozen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
+        self._frozen += frozen
         return [process.pid for process in frozen]
 
     def thaw(self) -> None:
-        for process in self._family():
+        for process in self._frozen:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+        self._frozen.clear()
 
     def session_commands(self) -> list[list[str]]:
         """The command lines of what runs in the sessions."""

@@ -84,14 +84,15 @@ class JobStore:
             )
         entry = self._entries.setdefault(job, _Entry(folder))
         self._read_state(entry, job)
+        entry.cursor.update()
         record = dict(entry.state)
         if record["state"] not in protocol.ENDED and not locks.is_held(os.path.join(folder, "lock")):
             # It may have ended between the two looks: only a state read after the lock was free counts.
             self._read_state(entry, job)
             record = dict(entry.state)
             if record["state"] not in protocol.ENDED:
+                entry.cursor.update()
                 self._abandoned(entry, record, gpu_memory or {})
-        entry.cursor.update()
         record.update(
             dir=folder,
             log_size=_size(os.path.join(folder, protocol.JOB_FILES["log"])),
@@ -154,6 +155,8 @@ class JobStore:
             record["reason"] = "its supervisor never started"
         else:
             record["reason"] = "its supervisor is gone and so are its processes: nobody saw how it ended"
+        if entry.cursor.finished is not None:
+            record["reason"] += " (its last word was 'finished')"
         self._write_lost(entry, record)
 
     def _write_lost(self, entry: _Entry, record: Record) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -149,7 +150,9 @@ class Requests:
         if not isinstance(request, dict) or not isinstance(request.get("spec"), dict):
             raise Refused(protocol.BAD_REQUEST, "plan: spec must be {verb, spec}, not %r" % (request,))
         wanted, share = _list_of(header, "gpus"), bool(header.get("share"))
-        timeout = float(header.get("timeout_s") or 120.0)
+        timeout = header.get("timeout_s", 120.0)
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
+            raise Refused(protocol.BAD_REQUEST, "plan: timeout_s must be seconds, at most 3600, not %r" % (timeout,))
 
         def then() -> None:
             cards = self._choose(wanted, share)
@@ -240,7 +243,7 @@ class Requests:
         supervisor = processes.identity_of(record.get("supervisor"))
         if supervisor is not None and record.get("boot_id") == self._agent.store.boot_id:
             # Where it is in another container the signal finds nobody; it looks for the file by itself too.
-            processes.send(supervisor, 15)
+            processes.send(supervisor, signal.SIGTERM)
         self._answer(number, {"job": self._record(job)})
 
     def _end_strays(self, number: Any, job: str, folder: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dflash_tui.node import locks
+from dflash_tui.node import gpus, locks, protocol
 from tests.fakes.nvml import RECORDING, SMI
 from tests.node.client import Client, Refusal
 
@@ -180,3 +180,22 @@ def test_where_one_of_several_cards_is_locked_none_is_taken(tmp_path: Path) -> N
     assert locks.gpu_holder(str(tmp_path), uuid(1)) == "j-1"
     os.close(held[uuid(1)])
     assert locks.gpu_holder(str(tmp_path), uuid(1)) is None
+
+
+def test_a_process_of_our_own_job_makes_no_card_busy_but_memory_that_nobody_shows_does(tmp_path: Path) -> None:
+    card = {"index": 0, "uuid": uuid(0), "memory_used_bytes": 40 << 30, "processes": [{"pid": 7, "job": "j-1"}]}
+
+    def check(share: bool = False) -> None:
+        gpus.check_free(str(tmp_path), [card], share, lambda _: None)
+
+    check()
+    card["processes"] = []
+    with pytest.raises(protocol.Refused) as caught:
+        check()
+    assert caught.value.code == "gpu-busy"
+    assert "40.0 GiB of its memory are held by a process outside this container" in caught.value.message
+    check(share=True)
+    card["processes"] = [{"pid": 7, "job": None, "command": "python train.py", "memory_bytes": 1 << 30}, {"pid": 8}]
+    with pytest.raises(protocol.Refused) as caught:
+        check()
+    assert "process 7 (python train.py) holds 1.0 GiB and 1 more" in caught.value.message

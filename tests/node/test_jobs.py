@@ -269,3 +269,36 @@ def test_the_folder_of_a_launch_that_was_cut_off_is_no_job(agent: Client, state:
     assert list(jobs) == ["j-2"]
     assert jobs["j-2"]["state"] == "lost"
     assert "no state.json" in jobs["j-2"]["reason"]
+
+
+def test_a_launch_that_was_cut_off_before_its_supervisor_started_is_lost(agent: Client, state: Path) -> None:
+    agent.launch("j-1", {"do": DONE})
+    record = agent.wait("j-1", "done")
+    (state / "jobs" / "j-2").mkdir()
+    cut_off = {"job": "j-2", "state": "starting", "boot_id": record["boot_id"], "log": None}
+    (state / "jobs" / "j-2" / "state.json").write_text(json.dumps(cut_off))
+    found = agent.job("j-2")
+    assert (found["state"], found["reason"]) == ("lost", "its supervisor never started")
+
+
+def test_a_lost_job_that_had_said_finished_says_so_but_is_not_done(agent: Client) -> None:
+    agent.launch("j-1", {"do": [["event", "finished", {"done": 2}], ["wait"]]})
+    until(lambda: agent.job("j-1")["result"], "the event")
+    record = agent.wait("j-1", "running")
+    os.kill(record["supervisor"]["pid"], 9)
+    os.kill(record["runner"]["pid"], 9)
+    assert agent.wait("j-1", "lost")["reason"].endswith("(its last word was 'finished')")
+
+
+def test_a_job_of_another_node_in_a_shared_home_is_not_written_to(agent: Client, state: Path) -> None:
+    (state / "jobs" / "j-1").mkdir()
+    text = json.dumps({"job": "j-1", "state": "running", "boot_id": "another", "host": "node-17"})
+    (state / "jobs" / "j-1" / "state.json").write_text(text)
+    record = agent.job("j-1")
+    assert (record["state"], record["reason"]) == ("lost", "it ran on node node-17")
+    assert (state / "jobs" / "j-1" / "state.json").read_text() == text
+
+
+def test_a_message_with_line_breaks_stays_one_line(agent: Client) -> None:
+    agent.launch("j-1", {"do": [["event", "failed", {"message": "one\ntwo", "remedy": "do\nthis"}], ["exit", 2]]})
+    assert agent.wait("j-1", "failed")["reason"] == "one two: do this"

@@ -251,6 +251,11 @@ def test_a_torchvision_of_another_torch_is_named(extract_spec: dict[str, Any], t
     (site / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
+    # Transformers looks for torchvision only beside Pillow.
+    (site / "PIL").mkdir()
+    (site / "PIL" / "__init__.py").write_text("")
+    (site / "PIL" / "Image.py").write_text("class Image: ...\nclass Resampling: ...\n")
+    (site / "PIL" / "ImageOps.py").write_text("")
     info = site / "torchvision-0.28.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")

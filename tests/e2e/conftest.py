@@ -61,6 +61,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     return Shared(model, dataset, int(finished["done"]))
 
 
+@pytest.fixture
+def conversations() -> Path:
+    """A file of real conversations."""
+    return CONVERSATIONS
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("home"))

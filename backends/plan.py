@@ -186,13 +186,13 @@ class ExtractPlan:
 
     @property
     def memory_bytes_per_worker(self) -> int:
-        """Weights, the activations of one block, and two packs' states."""
+        """Weights, the activations of one block, and the states of the packs that are computed and copied."""
         spec, shape = self.spec, self.shape
         size = _DTYPE_BYTES[spec.dtype]
         pack = max(min(spec.pack_tokens, self.tokens), max((self.lengths[row] for row in self.rows), default=1))
         heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         block = pack * size * (4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size)
-        states = 2 * pack * len(self.layer_ids) * shape.hidden_size * size
+        states = 4 * pack * len(self.layer_ids) * shape.hidden_size * size
         return shape.parameters(max(self.layer_ids)) * size + block + states + _RUNTIME_BYTES
 
     def answer(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Causal attention that stops at the boundaries of a pack, registered with Transformers under the name `ATTENTION`.
 
 A pack is one sequence [1, T] of samples laid end to end; the forward's keyword arguments carry its boundaries down to
-here (`pack_arguments`). Grouped key/value heads are left grouped.
+here (`pack_arguments`).
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -20,17 +21,17 @@ from transformers import AttentionInterface
 ATTENTION = "packed_samples"
 
 
-def _find_varlen() -> tuple[Callable[..., Any] | None, bool]:
-    """PyTorch's variable-length FlashAttention (2.10 and later), and whether it groups key/value heads by itself."""
+def _find_varlen() -> tuple[Callable[..., Any] | None, frozenset[str]]:
+    """PyTorch's variable-length FlashAttention and the options that it takes: they grew from 2.10 on."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return None, False
-    names = inspect.signature(varlen_attn).parameters
-    return (varlen_attn, "enable_gqa" in names) if "window_size" in names else (None, False)
+        return None, frozenset()
+    options = frozenset(inspect.signature(varlen_attn).parameters)
+    return (varlen_attn, options) if "window_size" in options else (None, frozenset())
 
 
-_VARLEN, _VARLEN_GROUPS = _find_varlen()
+_VARLEN, _VARLEN_OPTIONS = _find_varlen()
 
 
 def pack_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -51,10 +52,12 @@ def pack_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, An
     }
 
 
-def varlen_usable(query: torch.Tensor) -> bool:
+def varlen_usable(query: torch.Tensor, scaling: float | None = None) -> bool:
     """Whether PyTorch's kernel takes this query: CUDA of compute capability 8.0 on, 16 bits, heads of at most 256."""
+    usual = scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5)
     return (
         _VARLEN is not None
+        and ("scale" in _VARLEN_OPTIONS or usual)
         and query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] <= 256
@@ -86,7 +89,7 @@ def packed_attention(
         raise RuntimeError("the boundaries of the pack did not reach the attention")
     if query.shape[0] != 1 or query.shape[2] != sum(pack_lengths) or attention_mask is not None or sliding_window:
         raise RuntimeError(f"not one pack without a mask or window: query {list(query.shape)}, lengths {pack_lengths}")
-    if varlen_usable(query):
+    if varlen_usable(query, scaling):
         return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling).unsqueeze(0), None
     return _by_sample(query, key, value, pack_lengths, scaling).transpose(1, 2), None
 
@@ -102,8 +105,10 @@ def _varlen(
     """[T, heads, D] by one kernel over all samples."""
     assert _VARLEN is not None
     groups = query.shape[1] // key.shape[1]
-    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
-    if groups > 1 and _VARLEN_GROUPS:
+    options: dict[str, Any] = {"window_size": (-1, 0)}
+    if "scale" in _VARLEN_OPTIONS:
+        options["scale"] = scaling
+    if groups > 1 and "enable_gqa" in _VARLEN_OPTIONS:
         options["enable_gqa"] = True
     elif groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -116,9 +121,12 @@ def _by_sample(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], scaling: float | None
 ) -> torch.Tensor:
     """[1, heads, T, D], one sample after the other."""
-    grouped = query.shape[1] != key.shape[1]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        # Repeated, not `enable_gqa`: that rules out the kernels that do without a [T, T] matrix in float32.
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     parts = [
-        functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
         for q, k, v in zip(*(torch.split(tensor, list(lengths), dim=2) for tensor in (query, key, value)), strict=True)
     ]
     return torch.cat(parts, dim=2)

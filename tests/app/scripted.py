@@ -284,9 +284,9 @@ def shown(app: App[Any]) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "") -> None:
+async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "", *, limit_s: float = 30.0) -> None:
     """Waits until `condition` holds; a slow machine may take its time."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what}\n{shown(pilot.app)}"
         await pilot.pause(0.02)

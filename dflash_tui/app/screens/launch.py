@@ -74,6 +74,9 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         Binding("f5", "plan", "Plan"),
         Binding("f9", "launch", "Launch"),
         Binding("escape", "leave", "Back"),
+        # With priority, so that what is typed right after a Tab goes to the next field on a slow machine too.
+        Binding("tab", "app.focus_next", "Next field", show=False, priority=True),
+        Binding("shift+tab", "app.focus_previous", "Field before", show=False, priority=True),
     ]
 
     def compose(self) -> ComposeResult:

@@ -68,7 +68,8 @@ class GpuChoice(RowsView):
         use = (
             f"{fmt.percent(gpu.utilisation_percent)} busy, {fmt.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes)}"
         )
-        processes = "" if gpu.processes is None else f", {len(gpu.processes)} processes"
+        count = len(gpu.processes or ())
+        processes = "" if gpu.processes is None else f", {count} process" + ("" if count == 1 else "es")
         return (
             cell(f"{tick} {gpu.index} {name}", min(24, width), "strong"),
             cell(f"  {use}{processes}", max(0, width - 24)),

@@ -12,6 +12,7 @@ from dflash_tui.app.widgets.sparkline import sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
 from dflash_tui.fleet.facts import Job
+from dflash_tui.fleet.series import last
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.node.protocol import Launch
 
@@ -61,7 +62,7 @@ def _lines(
                 ),
             )
     series = node.job_series.get(job.id, ())
-    if series:
+    if last(series) is not None:
         yield "history", sparkline(series, min(60, len(series)))
     for stray in job.strays:
         memory = "" if stray.gpu_bytes is None else f" holding {fmt.size(stray.gpu_bytes)} of GPU memory"

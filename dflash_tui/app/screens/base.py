@@ -37,9 +37,10 @@ class TitleBar(Static):
             f"{totals.live}/{totals.nodes} nodes live, {totals.gpus} {'GPU' if totals.gpus == 1 else 'GPUs'}, "
             f"{totals.active_jobs} {'job' if totals.active_jobs == 1 else 'jobs'} active"
         )
-        parts.append(("  " + numbers, ""))
         if read_only:
-            parts.append(("  read-only", "bold"))
+            # Before the numbers: those may be cut at 80 columns, this may not.
+            parts.append(("  read-only", "bold reverse"))
+        parts.append(("  " + numbers, ""))
         self.update(Content.assemble(*parts))
 
 

@@ -43,7 +43,7 @@ COLUMNS = (
     Column("tokens/s", 9, right=True, wide=100),
     Column("MB/s", 7, right=True, wide=100),
     Column("ETA", 7, right=True),
-    Column("age", 6, right=True),
+    Column("age", 7, right=True),
 )
 
 

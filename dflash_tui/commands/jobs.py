@@ -13,6 +13,7 @@ from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import clean, clock, complain, console, duration, number, print_json, table
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
+from dflash_tui.fleet.gpumemory import gpu_memory_line
 
 HELP = "the jobs of each node"
 
@@ -76,9 +77,14 @@ def jobs_table(rows: Iterable[tuple[str, Job]], *, with_host: bool) -> Table:
             "" if left is None else duration(left),
             clock(job.created),
             ",".join(gpu.uuid if gpu.index is None else str(gpu.index) for gpu in job.gpus),
-            clean(job.reason) + _strays(job),
+            clean(job.reason) + _strays(job) + _gpu_memory(job),
         )
     return shown
+
+
+def _gpu_memory(job: Job) -> str:
+    line = gpu_memory_line(job)
+    return f" (GPU memory: {clean(line)})" if line else ""
 
 
 def _strays(job: Job) -> str:

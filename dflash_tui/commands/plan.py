@@ -90,7 +90,7 @@ def extract_order(args: argparse.Namespace, host: str) -> Order:
     for name in ("model", "dataset", "output"):
         values[name] = path_on(host, values[name])
     spec = ExtractSpec(**values)
-    return Order(spec, getattr(args, "name", "") or spec.model.rstrip("/").rpartition("/")[2], args.gpus, args.share)
+    return Order(spec, getattr(args, "name", "") or spec.output.rstrip("/").rpartition("/")[2], args.gpus, args.share)
 
 
 def run(args: argparse.Namespace, settings: Settings) -> Exit:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
 
 # Big enough that a job can be caught in the middle on a fast machine, small enough to end soon on a slow one.
-BLOCKS, HIDDEN, COPIES = 8, 128, 2
+BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 8
 
 BUILD = """
 import json, sys, torch
@@ -30,13 +30,25 @@ build_model(sys.argv[1], texts, layers=int(sys.argv[3]), hidden=int(sys.argv[4])
 """
 
 
+# Jobs of minutes on a loaded machine; what hangs is found by the limits of `poll`.
+TIMEOUT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What every job of these tests works on."""
+    """What every job of these tests works on; `long` is for jobs that are stopped, and never reach their end."""
 
     model: Path
     dataset: Path
     samples: int
+    long: Path
+    long_samples: int
 
     def extract(self, output: Path, *more: object) -> list[object]:
         """The options of an extraction that takes a while."""
@@ -51,14 +63,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     model, dataset = folder / "model", folder / "dataset"
     words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN)]
     subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True)
-    spec = {"model": str(model), "inputs": [str(CONVERSATIONS)] * COPIES, "output": str(dataset)}
+    samples = prepare(folder, model, dataset, COPIES, env)
+    return Shared(model, dataset, samples, folder / "long", prepare(folder, model, folder / "long", LONG_COPIES, env))
+
+
+def prepare(folder: Path, model: Path, dataset: Path, copies: int, env: dict[str, str]) -> int:
+    """Makes a dataset; returns how many samples it has."""
+    spec = {"model": str(model), "inputs": [str(CONVERSATIONS)] * copies, "output": str(dataset)}
     (folder / "spec.json").write_text(json.dumps(spec))
-    events = folder / "events.jsonl"
+    events = folder / f"{dataset.name}.events.jsonl"
     command = [sys.executable, str(ROOT / "backends" / "__main__.py"), "prepare", str(folder / "spec.json")]
     subprocess.run([*command, "--events", str(events)], env=env, check=True)
     finished = json.loads(events.read_text().splitlines()[-1])
     assert finished["event"] == "finished"
-    return Shared(model, dataset, int(finished["done"]))
+    return int(finished["done"])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 
-LIMIT_S = 240.0  # nothing waits so long on a machine that is well; a slow one must not turn a test red
+LIMIT_S = 150.0  # nothing waits so long on a machine that is well; a slow one must not turn a test red
 
 
 def poll(what: str, look: Callable[[], Found | None], limit: float = LIMIT_S, every: float = 0.05) -> Found:

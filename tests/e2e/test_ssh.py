@@ -53,11 +53,13 @@ def test_a_job_outlives_the_console_that_is_killed_and_a_new_one_shows_it_done(
     console.wait_for("1/1 nodes live")
     console.keys("j")
     console.wait_for(r"\[2 Jobs\]")
-    by_console = start_by_form(console, on_node, shared, tmp_path / "by_console")
-    command = site.run("launch", *node, *shared.extract(tmp_path / "by_command", "--last", 60), "--json").json
+    by_console = start_by_form(console, on_node, shared.model, shared.dataset, tmp_path / "by_console")
+    command = site.run(
+        "launch", *node, *shared.extract(tmp_path / "by_command", "--last", 60), "--name", "by-command", "--json"
+    ).json
     by_command = JobFolder(on_node, command["job"])
     by_console.wait_done(1)
-    console.wait_for(by_command.id[:15])
+    console.wait_for("by-command")
     console.kill()
     assert not by_console.ended, "the job was not caught in the middle"
     assert (by_console.wait_ended(), by_command.wait_ended()) == ("done", "done")

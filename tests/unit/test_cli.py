@@ -81,7 +81,7 @@ def test_every_option_of_an_extraction_reaches_its_spec() -> None:
         min_free_bytes=7,
         worker_restarts=0,
     )
-    assert (order.gpus, order.share, order.name) == (("0", "GPU-1"), True, "tiny")
+    assert (order.gpus, order.share, order.name) == (("0", "GPU-1"), True, "o")
 
 
 def test_without_options_the_spec_keeps_its_own_defaults() -> None:

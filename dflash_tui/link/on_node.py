@@ -39,11 +39,15 @@ def roots() -> Iterator[str]:
             yield os.path.join(base, "dflash-tui")
 
 
-def ours(root: str) -> None:
+def ours(root: str, make: bool = False) -> None:
     # In /tmp anybody may have made the folder first: code is run only from what nobody else can write.
     base = os.path.dirname(root)
     public = os.path.basename(base).startswith("dflash-tui-")
-    for folder in (base, root) if public else (root,):
+    for folder in (base, root):
+        if make:  # one after the other, so that nothing is made behind somebody else's link
+            os.makedirs(folder, 0o700, exist_ok=True)
+        if folder == base and not public:
+            continue
         info = os.lstat(folder) if public else os.stat(folder)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or (public and info.st_mode & 0o022):
             raise OSError("%s belongs to somebody else or others can write it" % folder)
@@ -88,8 +92,7 @@ def receive() -> bytes:
 
 
 def unpack(plain: bytes, root: str) -> str:
-    os.makedirs(root, 0o700, exist_ok=True)
-    ours(root)
+    ours(root, make=True)
     bundle = os.path.join(root, CONFIG["hash"])
     fresh = tempfile.mkdtemp(prefix=".unpacking-", dir=root)
     try:
@@ -116,7 +119,7 @@ def unpack(plain: bytes, root: str) -> str:
 
 
 def main() -> None:
-    os.umask(0o077)
+    mask = os.umask(0o077)
     bundle = find()
     if bundle is None:
         say("need")
@@ -136,6 +139,7 @@ def main() -> None:
     command += ["--nonce", CONFIG["nonce"]]
     if CONFIG.get("default_python"):
         command += ["--default-python", CONFIG["default_python"]]
+    os.umask(mask)  # what jobs write into folders of a team is as readable as what the user writes there
     os.execv(sys.executable, command)
 
 

@@ -101,6 +101,34 @@ def test_a_bundle_that_somebody_changed_is_named_and_not_run(tmp_path: Path) -> 
     assert agent.read_bytes() == b"print('something else entirely')"
 
 
+def test_the_agent_and_its_jobs_have_the_umask_of_the_user_and_the_bundle_is_private(tmp_path: Path) -> None:
+    told = build_bundle({"dflash_tui/node/__main__.py": AGENT + b"import os\nprint('umask %o' % os.umask(0))\n"})
+    before = os.umask(0o027)
+    try:
+        said = run(tmp_path / "cache", told, told.data)
+    finally:
+        os.umask(before)
+    assert b"umask 27\n" in said
+    made = [path for path in (tmp_path / "cache").rglob("*") if "__pycache__" not in path.parts]
+    assert made and not [path for path in made if path.stat().st_mode & 0o077]
+
+
+def test_nothing_is_made_behind_a_link_that_somebody_put_in_a_public_place(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    public = tmp_path / "dflash-tui-1000"
+    public.symlink_to(elsewhere)
+    source = Path(bootstrap.__file__).with_name("on_node.py").read_text()
+    functions = source[: source.index("\ntry:\n    main()")]
+    call = f"unpack(gzip.decompress(sys.stdin.buffer.read()), {str(public / 'dflash-tui')!r})"
+    config = base64.b64encode(f'{{"hash": "{SMALL.hash}"}}'.encode())
+    ran = subprocess.run(
+        [sys.executable, "-c", functions + "\n" + call, "", config], input=SMALL.data, capture_output=True, check=False
+    )
+    assert b"belongs to somebody else" in ran.stderr
+    assert not list(elsewhere.iterdir())
+
+
 def test_the_program_for_the_node_speaks_python_3_8() -> None:
     source = Path(bootstrap.__file__).with_name("on_node.py")
     vermin = Path(sys.executable).with_name("vermin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dflash_tui.link.facts import clean
+
 # Trying again mends none of these by itself.
 REFUSED_CODES = frozenset(
     {
@@ -24,13 +26,16 @@ UNREACHABLE_CODES = frozenset(
 
 
 class LinkError(Exception):
-    """One thing that went wrong on the way to a node. `str()` is one line: the message and the remedy."""
+    """One thing that went wrong on the way to a node. `str()` is one line: the message and the remedy.
+
+    Messages quote shells, servers and proxies: what would act on a terminal is taken out here, for all of them.
+    """
 
     def __init__(self, code: str, message: str, remedy: str = "") -> None:
         super().__init__(code, message, remedy)
         self.code = code
-        self.message = message
-        self.remedy = remedy
+        self.message = clean(message) or ""
+        self.remedy = clean(remedy) or ""
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message

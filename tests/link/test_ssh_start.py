@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_tui.fleet.facts import LinkState
+from dflash_tui.fleet.facts import LinkChanged, LinkState
 from dflash_tui.link import LinkError, LinkOptions
 from dflash_tui.link.bootstrap import PYTHONS
 from dflash_tui.link.bundle import node_bundle
@@ -66,6 +66,18 @@ def test_an_account_that_may_not_log_in_is_told_with_its_own_words(
     with pytest.raises(LinkError, match="This account is closed") as caught:
         link.wait_live(LIMIT_S)
     assert caught.value.code == "bootstrap-failed"
+
+
+def test_no_escape_sequence_of_a_login_shell_stands_in_an_error(
+    tmp_path: Path, make_sshd: Callable[..., Sshd], open_link: Opener
+) -> None:
+    shell = "#!/bin/sh\nprintf 'hi \\033]0;title\\007 there\\n'\nprintf '\\033[2Jred\\n' >&2\nexit 3\n"
+    server = make_sshd(login_shell=executable(tmp_path / "painter", shell))
+    link, facts = open_link("node", LinkOptions(ssh_config=server.ssh_config))
+    with pytest.raises(LinkError, match="there") as caught:
+        link.wait_live(LIMIT_S)
+    told = [str(caught.value), *(fact.detail for fact in facts.all if isinstance(fact, LinkChanged))]
+    assert not any("\x1b" in line or "\x07" in line for line in told)
 
 
 def test_a_node_without_python_is_refused_for_good(

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import io
 import tarfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from pathlib import Path
 
 LISTING = "bundle.files"
 HASH_LENGTH = 16
+_BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,15 @@ class Bundle:
     paths: tuple[str, ...]
 
 
-@cache
 def node_bundle() -> Bundle:
     """The bundle of this install; the same files give the same hash. Raises OSError."""
+    # `cache` alone lets every link that starts at the same moment build its own.
+    with _BUILDING:
+        return _built()
+
+
+@cache
+def _built() -> Bundle:
     return build_bundle(dict(_installed_files()))
 
 

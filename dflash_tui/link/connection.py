@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Protocol
+
+from dflash_tui.link.errors import LinkError
 
 STDERR_KEPT = 4096
 
@@ -56,6 +60,28 @@ class Cancel:
         self.is_set = True
         for closer in tuple(self._closers):
             closer()
+
+
+class Slots:
+    """At most `count` at once on each way; a way that hangs holds up no other."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._ways: dict[str, threading.BoundedSemaphore] = {}
+
+    @contextlib.contextmanager
+    def held(self, way: str, cancel: Cancel) -> Iterator[None]:
+        """Waits for its turn. Raises LinkError ("closed") where `cancel` comes first."""
+        with self._lock:
+            slot = self._ways.setdefault(way, threading.BoundedSemaphore(self._count))
+        while not slot.acquire(timeout=0.2):
+            if cancel.is_set:
+                raise LinkError("closed", "closed while it waited for its turn to connect")
+        try:
+            yield
+        finally:
+            slot.release()
 
 
 class Stderr:

@@ -41,8 +41,10 @@ from dflash_tui.node.protocol import Launch
 _LOG = logging.getLogger(__name__)
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.5, 30.0
 _STEADY_S = 30.0  # after so long the next loss is a new story
-# sshd drops connections when many come at once (MaxStartups), and so does a jump host that all of them share.
-_CONNECTS = threading.BoundedSemaphore(8)
+# Longer than the agent's own limits together, for its answer knows more: the first reading of the GPUs, the trial of the
+# Python, and for a launch the supervisor's first word.
+_AGENT_PREPARES_S = 60.0
+_AGENT_LAUNCHES_S = 100.0
 
 
 def new_job_id(verb: str) -> str:
@@ -88,7 +90,9 @@ class NodeLink:
         return self._state
 
     def start(self) -> None:
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = os.pipe()  # pipe2 is not on every laptop
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
         self._thread.start()
 
     def close(self, wait: bool = True) -> None:
@@ -151,11 +155,14 @@ class NodeLink:
 
     def launch(self, job_id: str, launch: Launch) -> Future[Job]:
         """Starts a job. The same id again starts nothing anew: what was lost on the way may be sent again."""
-        return then(self.request("launch", job=job_id, launch=launch._asdict()), job_of)
+        return then(self.request("launch", timeout=_AGENT_LAUNCHES_S, job=job_id, launch=launch._asdict()), job_of)
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]:
         """Asks a job to end; an orphaned one is answered after its strays are gone."""
-        return then(self.request("stop", timeout=120.0, job=job_id, force=force), lambda reply: reply.header)
+        return then(
+            self.request("stop", timeout=120.0, job=job_id, force=force),
+            lambda reply: facts.clean_tree(dict(reply.header)),
+        )
 
     def plan(
         self,
@@ -170,7 +177,7 @@ class NodeLink:
         """What `backends plan` says on the node about `spec` (the JSON object of `verb`'s spec)."""
         asked = self.request(
             "plan",
-            timeout=timeout + 10.0,  # the agent's own limit comes first: it knows more
+            timeout=timeout + _AGENT_PREPARES_S,
             python=python,
             spec={"verb": verb, "spec": dict(spec)},
             gpus=list(gpus),
@@ -282,13 +289,9 @@ class NodeLink:
             return LocalConnection(script)
         from dflash_tui.link.ssh import SshConnection  # loads paramiko, which the console must not wait for
 
-        while not _CONNECTS.acquire(timeout=0.2):
-            if self._closing:
-                raise LinkError("closed", f"the link to {self.host} is closed")
         try:
             return SshConnection(self.target, self.options, remote_command(script), self._change, self._cancel)
         finally:
-            _CONNECTS.release()
             self._cancel.forget()
 
     def _frame(self, header: Mapping[str, Any], payload: bytes) -> None:

@@ -8,14 +8,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
 
 from dflash_tui.fleet.facts import LinkState
 from dflash_tui.link import known_hosts
-from dflash_tui.link.connection import Cancel, Stderr, words
+from dflash_tui.link.connection import Cancel, Slots, Stderr, words
 from dflash_tui.link.errors import LinkError
 from dflash_tui.link.keys import authenticate
 from dflash_tui.link.proxy import Proxy
@@ -26,6 +26,8 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "a
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 _UNSENT_LIMIT_MS = 20_000
 _SEND_AT_ONCE = 8192  # bytes; less than what a socket that calls itself writable takes
+# sshd drops connections when many come at once (MaxStartups), and so does a jump host that nodes share.
+_CONNECTS = Slots(8)
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -47,16 +49,25 @@ class SshConnection:
         self._proxy: Proxy | None = None
         self._stderr = Stderr()
         self._opened: paramiko.Channel | None = None
-        self._carrier = self._open_carrier()
-        self._transport = self._start()
-        try:
-            self._check_host_key()
-            state(LinkState.AUTHENTICATING)
-            authenticate(self._transport, self._settings, self._label)
-            self._opened = self._open(command)
-        except BaseException:
-            self.close()
-            raise
+        with _CONNECTS.held(self._way, cancel):
+            self._carrier = self._open_carrier()
+            self._transport = self._start()
+            try:
+                self._check_host_key()
+                state(LinkState.AUTHENTICATING)
+                authenticate(self._transport, self._settings, self._label)
+                self._opened = self._open(command)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def _way(self) -> str:
+        """What is met first: the host itself, or the jump; a ProxyCommand does not say, so all of them count as one."""
+        settings = self._settings
+        if settings.proxy_command is not None:
+            return "ProxyCommand"
+        return settings.proxy_jump or known_hosts.lookup_name(settings.hostname, settings.port)
 
     @property
     def _label(self) -> str:
@@ -185,6 +196,10 @@ class SshConnection:
         return None
 
     def receive(self) -> bytes | None:
+        with _as_os_error():
+            return self._receive()
+
+    def _receive(self) -> bytes | None:
         while self._channel.recv_stderr_ready():
             self._stderr.add(self._channel.recv_stderr(65536))
         try:
@@ -201,7 +216,8 @@ class SshConnection:
         if not _writable(self._carrier, 0.0):
             return 0
         try:
-            return self._channel.send(bytes(data[:_SEND_AT_ONCE]))
+            with _as_os_error():
+                return self._channel.send(bytes(data[:_SEND_AT_ONCE]))
         except TimeoutError:
             return 0
 
@@ -242,7 +258,11 @@ def connect_tcp(host: str, port: int, timeout: float, label: str, cancel: Cancel
         ) from error
     failure: OSError | None = None
     for family, kind, proto, _, address in places:
-        found = socket.socket(family, kind, proto)
+        try:
+            found = socket.socket(family, kind, proto)
+        except OSError as error:  # a kernel without IPv6 still resolves names to it
+            failure = failure or error
+            continue
         try:
             _connect(found, address, timeout, cancel)
         except OSError as error:
@@ -275,6 +295,15 @@ def _writable(carrier: socket.socket, wait_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(wait_s * 1000))
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """What paramiko raises where the keys are not renewed in time means that the connection is gone."""
+    try:
+        yield
+    except (paramiko.SSHException, EOFError) as error:
+        raise ConnectionAbortedError(str(error) or type(error).__name__) from error
 
 
 def _shut(carrier: socket.socket) -> None:

@@ -129,7 +129,7 @@ def _settings(target: Target, options: LinkOptions, found: dict[str, list[str]])
         never_asks=first("stricthostkeychecking") in ("yes", "true"),
         proxy_command=None if command is None else expand(command, tokens),
         proxy_jump=first("proxyjump"),
-        connect_timeout_s=float(limit) if limit and limit.isdigit() else options.connect_timeout_s,
+        connect_timeout_s=float(limit) if limit and limit.isdigit() and int(limit) else options.connect_timeout_s,
     )
 
 

@@ -138,7 +138,8 @@ class Tail:
         stop = min(stop, start + self.credit, start + protocol.MAX_PAYLOAD)
         data = os.pread(self._fd, stop - start, start)
         # A hole may have been punched while we read: then these may be zeros that nobody wrote.
-        if data and self._data()[0] != start:
+        after = self._data()
+        if data and (after[0] != start or after[1] < start + len(data)):
             return True
         gap = start - self.offset
         self.offset = start

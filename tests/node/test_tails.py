@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash_tui.node import linux
+from dflash_tui.node import linux, tails
 from tests.node.client import Client, Refusal, until
 
 
@@ -180,6 +180,28 @@ def test_a_hole_is_told_of_as_a_gap_and_never_sent_as_zeros(agent: Client, tmp_p
     text = path.read_bytes()
     assert follower.gaps == [hole]
     assert bytes(follower.data) == text[:65536] + text[65536 + hole :]
+
+
+def test_a_hole_that_is_punched_into_what_is_just_being_read_is_not_sent_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 400_000)
+    pread = os.pread
+
+    def punched_meanwhile(fd: int, length: int, offset: int) -> bytes:
+        monkeypatch.setattr(os, "pread", pread)
+        with path.open("r+b") as file:
+            linux.punch_hole(file.fileno(), 65536, 131072)
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", punched_meanwhile)
+    tail = tails.Tail(1, str(path), 50_000, 1 << 20)
+    pushed: list[tuple[int, bytes]] = []
+    tail.pump(lambda header, data: pushed.append((header.get("gap", 0), data)), lambda: True)
+    tail.close()
+    assert sum(gap for gap, _ in pushed) == 131072
+    assert b"".join(data for _, data in pushed) == b"x" * (400_000 - 50_000 - 131072)
 
 
 def test_a_busy_log_keeps_its_head_and_its_end_and_stays_within_its_limit(agent: Client, state: Path) -> None:

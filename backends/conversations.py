@@ -165,7 +165,7 @@ def _message(turn: dict[str, Any]) -> dict[str, Any]:
     if role is None:
         raise Unusable(f"unknown role {str(raw_role)[:40]!r}")
     content = turn.get("content", turn.get("value"))
-    if content is None and turn.get("tool_calls"):
+    if content is None and (turn.get("tool_calls") or turn.get("thinking") or turn.get("reasoning_content")):
         content = ""
     if not isinstance(content, str):
         raise Unusable("a turn's content is not text")
@@ -173,8 +173,27 @@ def _message(turn: dict[str, Any]) -> dict[str, Any]:
         content.encode()
     except UnicodeEncodeError:
         raise Unusable("a turn's text holds half a surrogate pair") from None
-    extra = {key: value for key, value in turn.items() if key not in ("role", "from", "content", "value")}
+    extra = {key: turn[key] for key in ("tool_calls", "tool_call_id") if turn.get(key)}
+    if "tool_calls" in extra:
+        if not isinstance(extra["tool_calls"], list):
+            raise Unusable("`tool_calls` is not a list")
+        extra["tool_calls"] = [_call(call) for call in extra["tool_calls"]]
+    # Templates know the reasoning by one of two names.
+    reasoning = turn.get("thinking") or turn.get("reasoning_content")
+    if reasoning:
+        extra |= {"thinking": reasoning, "reasoning_content": reasoning}
     return {"role": role, "content": content, **extra}
+
+
+def _call(call: Any) -> Any:
+    """A tool call with its arguments as an object: as a JSON text, a template would quote them a second time."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
+    except ValueError:
+        raise Unusable("a tool call's arguments are not JSON") from None
 
 
 def _tools(raw: dict[str, Any]) -> list[Any] | None:

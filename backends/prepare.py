@@ -1,7 +1,9 @@
 """The trainer's Arrow dataset from conversations: `input_ids`, `loss_mask`, `seq_len`, one row an assistant turn.
 
-The loss mask needs no server: the chat template is applied with and without the assistant's turn, and what comes after the
-shorter text is the turn. A token that holds characters of both sides counts as the turn's. Loads no torch.
+The loss mask needs no server and is the speculators trainer's own (its release 0.9.0): the template's tokens of what comes
+before a turn, with the generation prompt, are context (0), and what the text with the turn has after them is supervised (1).
+Where the generation prompt itself differs (it opens a block that the turn fills otherwise, or a token spans both), the turn
+starts at the first token that differs, provided that the history before it agrees. Loads no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from backends.spec import PrepareSpec
 
 # Beside the dataset: what it was made from, so that the same command again is known to be done.
 RECORD = "prepare.json"
-_VERSION = 1
+_VERSION = 2
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Samples handed to the tokenizer together; it spreads them over the cores.
 _BATCH = 256
@@ -37,22 +39,27 @@ class PrepareError(JobError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row to be: the template's text up to the end of an assistant turn, and the character where that turn starts."""
+    """One row to be. where: "file:line"; messages: up to and with the assistant's turn.
 
-    text: str
-    boundary: int
+    prompt: the template's text of what comes before the turn, with the generation prompt; text: of all messages.
+    """
+
+    where: str
     messages: tuple[dict[str, Any], ...]
+    tools: list[Any] | None
+    prompt: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """input_ids, loss_mask: of equal length, at most the limit. truncated: tokens were cut off on the right.
-    merged: a token holds characters of the prompt and of the turn."""
+    moved: the turn starts before the generation prompt's end, since the two differ there."""
 
     input_ids: list[int]
     loss_mask: list[int]
     truncated: bool
-    merged: bool
+    moved: bool
 
 
 class Template:
@@ -85,55 +92,63 @@ class Template:
             raise PrepareError(
                 f"the tokenizer of {model} has no chat template", "put chat_template.jinja into the folder"
             )
-        from tokenizers import processors
-
         self._core = self._tokenizer.backend_tokenizer
         self._core.no_truncation()
         self._core.no_padding()
         template = json.dumps(self._tokenizer.chat_template, sort_keys=True)
         self.fingerprint = hashlib.sha256((self._core.to_str() + template).encode()).hexdigest()
-        # Special tokens stand in the template's text; all that this step would do is trim whitespace from the offsets.
-        self._core.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def sample(self, conversation: Conversation, turn: int) -> Sample:
         """The text of a conversation up to its assistant message `turn`. Raises Unusable."""
-        before, upto = list(conversation.messages[:turn]), conversation.messages[: turn + 1]
-        message = upto[-1]
-        if not any(earlier["role"] in ("user", "tool") for earlier in before):
-            raise Unusable("the assistant's turn answers nobody")
-        if not message["content"].strip() and not message.get("tool_calls"):
-            raise Unusable("the assistant's turn is empty")
+        if not turn:
+            raise Unusable("the assistant's turn opens its conversation")
+        messages, tools = conversation.messages[: turn + 1], conversation.tools
+        prompt = self._render(messages[:-1], tools, generation=True)
+        return Sample(conversation.where, messages, tools, prompt, self._render(messages, tools, generation=False))
+
+    def rows(self, samples: list[Sample], max_tokens: int) -> list[Row | Unusable]:
+        """The row of each sample, or why it has none."""
+        ids = self._encode([text for sample in samples for text in (sample.prompt, sample.text)])
+        pairs = zip(samples, ids[::2], ids[1::2], strict=True)
+        return [self._row(sample, prompt[:max_tokens], whole, max_tokens) for sample, prompt, whole in pairs]
+
+    def _row(self, sample: Sample, prompt: list[int], whole: list[int], max_tokens: int) -> Row | Unusable:
+        ids = whole[:max_tokens]
+        if len(prompt) >= max_tokens:
+            return Unusable("what comes before the turn fills max_tokens")
+        boundary = len(prompt)
+        moved = ids[:boundary] != prompt
+        if moved:
+            boundary = _agreeing(prompt, ids)
+            try:
+                (history,) = self._encode([self._render(sample.messages[:-1], sample.tools, generation=False)])
+            except Unusable as reason:
+                return reason
+            if _agreeing(history, ids) < len(history) or boundary < len(history):
+                return Unusable("the chat template writes what comes before the turn otherwise once the turn is there")
+        if boundary == len(ids):
+            return Unusable("the chat template adds nothing for the turn")
+        return Row(ids, [0] * boundary + [1] * (len(ids) - boundary), len(whole) > max_tokens, moved)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        # Special tokens stand in the template's text.
+        return [encoding.ids for encoding in self._core.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _render(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, *, generation: bool) -> str:
         try:
-            prompt = self._render(before, conversation.tools, generation=True)
-            text = self._render(list(upto), conversation.tools, generation=False)
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tools=tools, tokenize=False, add_generation_prompt=generation
+                )
+            )
         except Exception as error:  # A template is a program of the model's author: it may raise anything.
             raise Unusable(f"the chat template refuses it: {one_line(error, 120)}") from None
-        if not text.startswith(prompt) or len(text) == len(prompt):
-            raise Unusable(
-                "the chat template is not prefix-stable: its text with the turn does not begin with its text without"
-            )
-        return Sample(text, len(prompt), upto)
-
-    def rows(self, samples: list[Sample], max_tokens: int) -> list[Row]:
-        """The rows of samples. A row may hold no supervised token, where truncation cut the whole turn off."""
-        encodings = self._core.encode_batch([sample.text for sample in samples], add_special_tokens=False)
-        return [_row(encoding, sample, max_tokens) for encoding, sample in zip(encodings, samples, strict=True)]
-
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None, *, generation: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=generation)
-        )
 
 
-def _row(encoding: Any, sample: Sample, max_tokens: int) -> Row:
-    ids: list[int] = encoding.ids
-    # A normaliser may drop characters: then the turn starts at the first one that a token holds.
-    places = (encoding.char_to_token(at) for at in range(sample.boundary, len(sample.text)))
-    first: int = next((place for place in places if place is not None), len(ids))
-    merged = first < len(ids) and encoding.offsets[first][0] < sample.boundary
-    kept = min(len(ids), max_tokens)
-    mask = [0] * min(first, kept) + [1] * max(kept - first, 0)
-    return Row(ids[:kept], mask, kept < len(ids), merged)
+def _agreeing(first: list[int], second: list[int]) -> int:
+    """How many tokens two lists begin with in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def prepare(spec: PrepareSpec, events: EventLog, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -159,7 +174,10 @@ def prepare(spec: PrepareSpec, events: EventLog, should_stop: Callable[[], bool]
             if should_stop():
                 raise Interrupted("stopped before the dataset was whole; nothing was written", 0, found.assistant_turns)
             for sample, row in zip(sample_batch, template.rows(sample_batch, spec.max_tokens), strict=True):
-                if counts.keep(row):
+                if isinstance(row, Unusable):
+                    counts.skip(str(row), sample.where)
+                else:
+                    counts.keep(row)
                     folder.add(row.input_ids, row.loss_mask, sample.messages)
             counts.progress.tell()
         counts.warn()
@@ -194,24 +212,18 @@ class Counts:
 
     def __init__(self, progress: Progress, events: EventLog) -> None:
         self.progress = progress
-        self.samples = self.tokens = self.supervised = self.truncated = self.merged = 0
+        self.samples = self.tokens = self.supervised = self.truncated = self.moved = 0
         self.skipped: Counter[str] = Counter()
         self._first: dict[str, str] = {}
         self._events = events
 
-    def keep(self, row: Row) -> bool:
-        """Counts a row; False where it has nothing to train on."""
-        self.truncated += row.truncated
-        supervised = sum(row.loss_mask)
-        if not supervised:
-            self.skip("no supervised token is left after truncation", "")
-            return False
+    def keep(self, row: Row) -> None:
         self.samples += 1
         self.tokens += len(row.input_ids)
-        self.supervised += supervised
-        self.merged += row.merged
+        self.supervised += sum(row.loss_mask)
+        self.truncated += row.truncated
+        self.moved += row.moved
         self.progress.add(samples=1, tokens=len(row.input_ids), nbytes=0)
-        return True
 
     def skip(self, reason: str, where: str, number: int = 1) -> None:
         self.skipped[reason] += number
@@ -221,12 +233,13 @@ class Counts:
     def warn(self) -> None:
         """One warning a reason, with the first place."""
         for reason, number in self.skipped.most_common():
-            first = f" (first: {self._first[reason]})" if self._first[reason] else ""
-            self._events.emit("warning", message=f"{number} samples skipped: {reason}{first}")
-        if self.merged:
+            message = f"{number} samples skipped: {reason} (first: {self._first[reason]})"
+            self._events.emit("warning", message=message)
+        if self.moved:
             self._events.emit(
                 "warning",
-                message=f"in {self.merged} samples one token spans the prompt's end and the turn's start; it is supervised",
+                message=f"in {self.moved} samples the turn begins otherwise than the generation prompt ends;"
+                " they are supervised from the first token that differs",
             )
 
     def outcome(self) -> dict[str, Any]:

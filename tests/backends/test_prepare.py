@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -38,9 +39,14 @@ def _run(model: Path, output: Path, *inputs: str, events: EventLog | None = None
     return prepare(spec, events or EventLog(None), lambda: False)
 
 
+@functools.cache
+def _tokenizer(model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model)
+
+
 def _parts(model: Path, output: Path, row: int) -> tuple[str, str]:
     """The text before the supervised tokens and the supervised text; nothing follows."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = _tokenizer(model)
     ids, mask = PreparedDataset(output).row(row)
     first = mask.index(1)
     assert mask == [0] * first + [1] * (len(ids) - first)
@@ -130,8 +136,8 @@ def test_a_long_row_is_cut_on_the_right_and_one_without_answer_left_is_counted(m
     whole = _run(model, tmp_path / "whole", source)
     cut = _run(model, tmp_path / "cut", source, max_tokens=40)
     assert whole["samples"] == 2 and cut["samples"] == 1
-    assert cut["truncated"] == 2
-    assert cut["skipped"] == {"no supervised token is left after truncation": 1}
+    assert cut["truncated"] == 1
+    assert cut["skipped"] == {"what comes before the turn fills max_tokens": 1}
     ids, mask = PreparedDataset(tmp_path / "cut").row(0)
     full_ids, full_mask = PreparedDataset(tmp_path / "whole").row(0)
     assert ids == full_ids[:40] and mask == full_mask[:40]
@@ -166,7 +172,8 @@ def test_a_token_across_the_boundary_is_supervised(tmp_path: Path, events: Any) 
     assert not before.endswith(":") and supervised.endswith(":\n\nyes")
     assert _parts(tmp_path / "model", tmp_path / "out", 1) == ("Q well? answer:", "yes")
     assert [event["message"] for event in events.of("warning")] == [
-        "in 1 samples one token spans the prompt's end and the turn's start; it is supervised"
+        "in 1 samples the turn begins otherwise than the generation prompt ends;"
+        " they are supervised from the first token that differs"
     ]
 
 
@@ -181,13 +188,82 @@ def test_characters_of_many_bytes_do_not_move_the_boundary(model: Path, tmp_path
 # --- what is skipped, and counted ---
 
 
-def test_a_turn_that_the_template_rewrites_is_skipped_with_the_reason(templated: Any, tmp_path: Path) -> None:
-    # As templates of reasoning models do: the generation prompt opens a block that finished turns do not have.
-    folder = templated(CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
-    source = _write(tmp_path / "in.jsonl", _chat("2+2?", "4"))
-    with pytest.raises(PrepareError, match=r"no sample is left of 1 assistant turns .*not prefix-stable"):
-        _run(folder, tmp_path / "out", source)
+# As templates of reasoning models do: the generation prompt opens a block, and a finished turn has its own.
+SCAFFOLD = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}").replace(
+    "{{ message['content'] }}",
+    "{% if message['reasoning_content'] %}<think>{{ message['reasoning_content'] }}</think>{% endif %}{{ message['content'] }}",
+)
+
+
+def test_a_generation_prompt_that_opens_a_block_moves_the_boundary_to_where_the_turn_differs_from_it(
+    templated: Any, tmp_path: Path, events: Any
+) -> None:
+    folder = templated(SCAFFOLD)
+    thinking = _chat("2+2?", "4")
+    thinking["conversations"][1]["thinking"] = "two and two"
+    source = _write(tmp_path / "in.jsonl", _chat("2+2?", "4"), thinking)
+    result = _run(folder, tmp_path / "out", source, events=events)
+    assert result["samples"] == 2
+    before, supervised = _parts(folder, tmp_path / "out", 0)
+    assert before.endswith("<|im_start|>assistant\n") and supervised == "4<|im_end|>\n"
+    # What both have in common is context: the block's opening is there before the model writes a word.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt, whole = (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\n",
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>two and two</think>4<|im_end|>\n",
+        )
+    )
+    common = len(os.path.commonprefix([prompt, whole]))
+    assert 0 < common < len(prompt)
+    ids, mask = PreparedDataset(tmp_path / "out").row(1)
+    assert ids == whole
+    assert mask == [0] * common + [1] * (len(whole) - common)
+    assert [event["message"][:12] for event in events.of("warning")] == ["in 2 samples"]
+
+
+def test_a_template_that_rewrites_history_is_unstable_and_its_turn_is_skipped_and_counted(
+    templated: Any, tmp_path: Path, events: Any
+) -> None:
+    # The first message is written otherwise as soon as a second answer is there.
+    rewriting = "{% if messages|selectattr('role', 'equalto', 'assistant')|list|length > 1 %}many\n{% endif %}"
+    folder = templated(rewriting + CHAT_TEMPLATE)
+    source = _write(tmp_path / "in.jsonl", _chat("a", "b", "c", "d"))
+    result = _run(folder, tmp_path / "out", source, events=events)
+    assert result["samples"] == 1
+    reason = "the chat template writes what comes before the turn otherwise once the turn is there"
+    assert result["skipped"] == {reason: 1}
+    assert events.of("warning")[0]["message"] == f"1 samples skipped: {reason} (first: {source}:1)"
+
+
+def test_an_agreement_that_ends_inside_history_is_no_boundary(templated: Any, tmp_path: Path) -> None:
+    # With the generation prompt the whole text is written otherwise; history without it agrees with the turn's text.
+    folder = templated("{% if add_generation_prompt %}go: {% endif %}" + CHAT_TEMPLATE)
+    with pytest.raises(PrepareError, match="no sample is left of 1 assistant turns .*writes what comes before"):
+        _run(folder, tmp_path / "out", _write(tmp_path / "in.jsonl", _chat("2+2?", "4")))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_template_that_leaves_the_turn_out_gives_no_row(templated: Any, tmp_path: Path) -> None:
+    folder = templated("{{ messages[0]['content'] }}")
+    with pytest.raises(PrepareError, match="adds nothing for the turn"):
+        _run(folder, tmp_path / "out", _write(tmp_path / "in.jsonl", _chat("2+2?", "4")))
+
+
+def test_tool_calls_reach_the_template_with_their_arguments_as_objects(templated: Any, tmp_path: Path) -> None:
+    calls = "{% for call in message['tool_calls'] %}{{ call['function']['arguments'] | tojson }}{% endfor %}"
+    folder = templated(CHAT_TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] }}" + calls))
+    lines = [_chat("2+2?", "") for _ in range(3)]
+    for line, arguments in zip(lines, ['{"a": [2, 2]}', {"a": [2, 2]}, '{"a": '], strict=True):
+        line["conversations"][1] |= {
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": arguments}}],
+        }
+    result = _run(folder, tmp_path / "out", _write(tmp_path / "in.jsonl", *lines))
+    assert result["skipped"] == {"a tool call's arguments are not JSON": 1}
+    for row in (0, 1):
+        assert _parts(folder, tmp_path / "out", row)[1] == '{"a": [2, 2]}<|im_end|>\n'
 
 
 def test_a_turn_that_the_template_refuses_is_skipped_with_its_words(
@@ -208,7 +284,6 @@ def test_what_cannot_be_trained_on_is_skipped_and_counted_by_reason(model: Path,
         _chat("2+2?", "4"),
         {"conversations": [{"from": "bing", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
         {"conversations": [{"from": "gpt", "value": "Welcome!"}, {"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes?"}]},
-        _chat("anything?", "   "),
         {"messages": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "a duck"}]},
         _chat("half", "\ud83d"),
         {"conversations": []},
@@ -217,12 +292,20 @@ def test_what_cannot_be_trained_on_is_skipped_and_counted_by_reason(model: Path,
     assert result["samples"] == 2
     assert result["skipped"] == {
         "unknown role 'bing'": 1,
-        "the assistant's turn answers nobody": 1,
-        "the assistant's turn is empty": 1,
+        "the assistant's turn opens its conversation": 1,
         "a turn's content is not text": 1,
         "a turn's text holds half a surrogate pair": 1,
     }
     assert result["total"] == result["samples"] + sum(result["skipped"].values())
+
+
+def test_a_turn_after_a_system_message_alone_and_an_empty_turn_are_rows_as_the_trainers_are(
+    model: Path, tmp_path: Path
+) -> None:
+    system = {"messages": [{"role": "system", "content": "Greet."}, {"role": "assistant", "content": "Hi!"}]}
+    _run(model, tmp_path / "out", _write(tmp_path / "in.jsonl", system, _chat("anything?", "")))
+    assert _parts(model, tmp_path / "out", 0)[1] == "Hi!<|im_end|>\n"
+    assert _parts(model, tmp_path / "out", 1)[1] == "<|im_end|>\n"
 
 
 def test_the_limit_counts_conversations(model: Path, tmp_path: Path) -> None:

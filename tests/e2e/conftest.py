@@ -89,12 +89,11 @@ def conversations() -> Path:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("home"))
     yield made
-    end_everything_of(made.home)
+    end_everything_of(made.home / ".local" / "state" / "dflash-tui")
 
 
-def end_everything_of(home: Path) -> None:
-    """Kills what a failed test left: every process whose job or bundle is under `home`."""
-    state_dir = home / ".local" / "state" / "dflash-tui"
+def end_everything_of(state_dir: Path) -> None:
+    """Kills what a failed test left: every process of a job under `state_dir`."""
     jobs = state_dir / "jobs"
     for folder in jobs.iterdir() if jobs.is_dir() else ():
         for pid in JobFolder(state_dir, folder.name).processes():

@@ -4,6 +4,7 @@ One thread and nothing in it waits: metrics, plans, launches and stops are proce
 the console goes it goes too, and no job notices.
 """
 
+import json
 import os
 import pwd
 import selectors
@@ -11,10 +12,10 @@ import shutil
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 from dflash_tui.node import gpus, launching, outgoing, paths, protocol
-from dflash_tui.node.children import MetricsChild
+from dflash_tui.node.children import Ended, MetricsChild, Program
 from dflash_tui.node.jobs import JobStore
 from dflash_tui.node.loop import Loop
 from dflash_tui.node.requests import Requests
@@ -23,6 +24,7 @@ from dflash_tui.node.tails import Tail
 _TAILS_EVERY_S = 0.1
 _ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
 _JOBS_A_FRAME = 50
+_READER_S = 20.0
 
 
 class Agent:
@@ -34,13 +36,14 @@ class Agent:
         self.loop = Loop()
         self.store = JobStore(paths.state_dir())
         self.out = outgoing.Outgoing(self.loop, 1, self.loop.stop, self._pump)
-        self.metrics = MetricsChild(self.loop, launching.node_command("metrics"), self._push_metrics)
+        self.metrics = MetricsChild(self.loop, launching.node_command("metrics"), self._new_reading)
         self.starter = launching.Starter(self.loop, self.store, self.bundle)
         self._hash = bundle_hash
         self._nonce = nonce
         self._reader = protocol.FrameReader()
         self._requests = Requests(self)
         self._tails: Dict[Any, Tail] = {}
+        self._reader_of_cards: Optional[Program] = None
         self._looks = 0
         self._complained: Dict[str, bool] = {}
         self._status = 0
@@ -54,12 +57,15 @@ class Agent:
         self._every(protocol.BEAT_INTERVAL_S, self._beat)
         self._every(1.0, self._tend_metrics)
         self._every(1.0, self._push_jobs)
+        self._every(0.5, self._read_cards_anew)
         self._every(_TAILS_EVERY_S, self._pump)
         try:
             self.loop.run()
         finally:
             self.metrics.close()
             self._requests.close()
+            if self._reader_of_cards is not None:
+                self._reader_of_cards.kill()
         return self._status
 
     def add_tail(self, tail: Tail) -> None:
@@ -135,6 +141,29 @@ class Agent:
         self.metrics.tick()
         if self.metrics.stale():
             self._push_metrics()
+
+    def _read_cards_anew(self) -> None:
+        """A reader of metrics for a job that has just ended: whatever it says was read after that."""
+        if self._reader_of_cards is not None and self._reader_of_cards.running():
+            return
+        if not self.store.memory.wants_reading():
+            return
+        asked = time.time()
+
+        def ended(result: Ended) -> None:
+            try:
+                reading = json.loads(launching.last_line_whole(result.output))
+            except ValueError:
+                return  # it is asked again as long as somebody wants to know
+            if isinstance(reading, dict):
+                self.store.memory.take(reading, asked)
+
+        self._reader_of_cards = Program(self.loop, launching.node_command("metrics", "--count", "1"), ended, _READER_S)
+
+    def _new_reading(self) -> None:
+        if self.metrics.reading is not None:
+            self.store.memory.take(self.metrics.reading)
+        self._push_metrics()
 
     def _push_metrics(self) -> None:
         if not self.out.idle(outgoing.STATUS):

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from dflash_tui.node import locks, paths, processes, protocol
+from dflash_tui.node import gpumemory, locks, paths, processes, protocol
 from dflash_tui.node.events import EventCursor
 
 Record = Dict[str, Any]
@@ -37,6 +37,7 @@ class JobStore:
         self.root = root
         self.boot_id = processes.boot_id()
         self.host = socket.gethostname()
+        self.memory = gpumemory.GpuMemory(root)
         self._entries: Dict[str, _Entry] = {}
         self._stats: Optional[Dict[int, processes.Stat]] = None
         os.makedirs(paths.jobs_dir(root), 0o700, exist_ok=True)
@@ -48,20 +49,26 @@ class JobStore:
         """Ids whose record changed and ids that are gone; without `everything` only new and living jobs are looked at."""
         self._stats = None
         ids = paths.job_ids(self.root)
+        for job in ids:
+            # All of them before any: a card that a later job has is no more the earlier one's to tell of.
+            if job not in self._entries:
+                self._read_state(self._entry(job), job)
         changed = []
         for job in ids:
             entry = self._entries.get(job)
-            if entry is not None and entry.told and not everything and entry.told["state"] in protocol.ENDED[:-1]:
+            if entry is not None and entry.told and not everything and _settled(entry.told):
                 continue
             try:
                 record = self.look(job, gpu_memory)
             except protocol.Refused:
+                if entry is None or entry.told is None:
+                    self._entries.pop(job, None)
                 continue  # removed since the folder was read
             entry = self._entries[job]
             if record != entry.told:
                 entry.told = record
                 changed.append(job)
-        gone = [job for job in self._entries if job not in set(ids)]
+        gone = sorted(set(self._entries) - set(ids))
         for job in gone:
             del self._entries[job]
         return changed, gone
@@ -73,7 +80,8 @@ class JobStore:
     def records(self) -> Iterator[Record]:
         """All records as last looked at, the oldest first."""
         for job in sorted(self._entries):
-            yield self._entries[job].record
+            if self._entries[job].record:
+                yield self._entries[job].record
 
     def look(self, job: str, gpu_memory: Optional[Dict[int, Optional[int]]] = None) -> Record:
         """The record of a job by its files, now. Raises protocol.Refused where there is no such job."""
@@ -82,7 +90,7 @@ class JobStore:
             raise protocol.Refused(
                 protocol.NOT_FOUND, "this node has no job %s" % job, "list them with: dflash-tui jobs"
             )
-        entry = self._entries.setdefault(job, _Entry(folder))
+        entry = self._entry(job)
         self._read_state(entry, job)
         entry.cursor.update()
         record = dict(entry.state)
@@ -101,8 +109,36 @@ class JobStore:
             result=entry.cursor.finished,
         )
         record.setdefault("strays", [])
+        memory = self._gpu_memory(entry, record)
+        if memory:
+            record["gpu_memory"] = memory
         entry.record = record
         return record
+
+    def _gpu_memory(self, entry: _Entry, record: Record) -> List[gpumemory.Entry]:
+        """What `gpumemory` says of the cards that the job was the last to have; nothing of one that ended long ago."""
+        if record["state"] not in protocol.ENDED or not record.get("gpus") or record.get("boot_id") != self.boot_id:
+            return []
+        written = entry.signature[1] / 1e9 if entry.signature else 0.0
+        if record["state"] != "orphaned" and time.time() - (record.get("ended") or written) > gpumemory.KEPT_S:
+            return []
+        states = [other.state for other in self._entries.values() if other.state.get("gpus")]
+        later = [
+            state
+            for state in states
+            if state["job"] != record["job"] and (state["created"] or 0) > (record["created"] or 0)
+        ]
+        taken = {gpu.get("uuid") for state in later for gpu in state["gpus"]}
+        mine = [gpu for gpu in record["gpus"] if gpu.get("uuid") not in taken]
+        return self.memory.entries(dict(record, gpus=mine), written, self._uses) if mine else []
+
+    def _uses(self, job: str, uuid: str) -> bool:
+        """Whether a job has the card; of a job that is not here nobody can say that it has not."""
+        entry = self._entries.get(job)
+        return entry is None or any(gpu.get("uuid") == uuid for gpu in entry.state.get("gpus") or ())
+
+    def _entry(self, job: str) -> _Entry:
+        return self._entries.setdefault(job, _Entry(paths.job_dir(self.root, job)))
 
     def orphan_on(self, uuid: str) -> Optional[str]:
         """The id of an orphaned job whose processes may still use the GPU, or None."""
@@ -217,6 +253,11 @@ def blank(job: str) -> Record:
         "killed_processes": 0,
         "log": None,
     }
+
+
+def _settled(record: Record) -> bool:
+    """Whether a record as last told changes no more but by what others do."""
+    return record["state"] in protocol.ENDED[:-1] and not gpumemory.undecided(record)
 
 
 def _size(path: str) -> int:

@@ -150,6 +150,9 @@ class Starter:
             held = locks.take_gpus(self._store.root, [str(card["uuid"]) for card in cards], job, launch.share)
         except locks.GpuLocked as error:
             raise gpus.locked(next(card for card in cards if card["uuid"] == error.uuid), error.job) from None
+        except OSError as error:
+            where = paths.gpus_dir(self._store.root)
+            raise _cannot_write("the locks of the job's GPUs in %s cannot be taken" % where, error) from None
         fds = list(held.values())
         try:
             lock = self._stage(job, launch, python, cards)
@@ -168,9 +171,9 @@ class Starter:
         root = self._store.root
         stage = os.path.join(paths.jobs_dir(root), "%s%s-%d" % (jobs.STAGING, job, os.getpid()))
         final = paths.job_dir(root, job)
-        os.mkdir(stage, 0o700)
         lock = None
         try:
+            os.mkdir(stage, 0o700)
             lock = locks.take(os.path.join(stage, "lock"))
             log = os.open(os.path.join(stage, "log"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             found = os.fstat(log)
@@ -199,12 +202,12 @@ class Starter:
             shutil.rmtree(stage, ignore_errors=True)
             if os.path.isdir(final):
                 return None
-            raise Refused(
-                protocol.IO_ERROR,
-                "the job's folder %s cannot be made: %s" % (final, error.strerror),
-                "free some space or check its rights",
-            ) from None
+            raise _cannot_write("the job's folder %s cannot be made" % final, error) from None
         return lock
+
+
+def _cannot_write(what: str, error: OSError) -> Refused:
+    return Refused(protocol.IO_ERROR, "%s: %s" % (what, error.strerror), "free some space or check its rights")
 
 
 def spawn(loop: Loop, folder: str, fds: List[int], done: Callable[[], None], fail: Fail, adopt: bool = False) -> None:

@@ -7,12 +7,13 @@ another process: then it has no GPU device open, and nothing is said of it.
 import os
 import pwd
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from dflash_tui.node import paths, processes
 
 REMEMBERED_S = 10.0  # a process may change its title, never its job
 DEVICES = ("/dev/nvidia", "/dev/dxg")
+COMPUTE = ("/dev/nvidia-uvm", "/dev/dxg")  # what computes has one of them open too
 MARK = b"DFLASH_TUI_JOB="
 
 
@@ -98,15 +99,23 @@ def user_of(pid: int) -> Optional[str]:
 
 def holds_gpu(pid: int) -> Optional[bool]:
     """Whether the process has a GPU device open, or None where we may not look."""
+    found = open_devices(pid)
+    return None if found is None else bool(found)
+
+
+def open_devices(pid: int) -> Optional[Set[str]]:
+    """The GPU devices that the process has open, or None where we may not look."""
     folder = "/proc/%d/fd" % pid
     try:
         names = os.listdir(folder)
     except OSError:
         return None
+    found = set()
     for name in names:
         try:
-            if os.readlink(os.path.join(folder, name)).startswith(DEVICES):
-                return True
+            target = os.readlink(os.path.join(folder, name))
         except OSError:
             continue  # closed meanwhile
-    return False
+        if target.startswith(DEVICES):
+            found.add(target)
+    return found

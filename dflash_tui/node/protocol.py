@@ -176,6 +176,15 @@ class Launch(NamedTuple):
 #   progress                      the last event of kind "progress", or null
 #   result                        the last event of kind "finished", or null
 #   strays                        [{"pid", "ticks", "command", "gpu_bytes"}] of an orphaned job
+#   gpu_memory                    of an ended or orphaned job that had GPUs, one entry a GPU:
+#                                 {"uuid", "index", "used_bytes", "baseline_bytes", "freed", "holders", "note"}
+#     freed                       true: no process of the job lives and what is in use is back at the baseline (and
+#                                 64 MiB); false: it is not; null: the card was not read since the end, or cannot be
+#     holders                     [{"pid", "command", "bytes" or null, "job" or null}] where freed is false: what the driver
+#                                 names and we can see, else what has a device of GPU computing open
+#     note                        one line: why it is null, or "held by a process outside this container"; else ""
+#                                 A card that a later job of ours was launched on has no entry; without any entry, an
+#                                 hour after the end, and after a reboot the field is left out.
 STATES = (
     "starting",
     "running",

@@ -4,6 +4,7 @@ It knows no console. It holds the lock of the job for as long as it lives, and t
 `state.json` and `log`. `--adopt` takes over a job whose supervisor was killed, to end what is left of it.
 """
 
+import errno
 import os
 import select
 import signal
@@ -73,6 +74,7 @@ class Supervisor:
         self._status: Optional[int] = None
         self._ladder: Optional[stopping.Ladder] = None
         self._unsaved = False
+        self._disk_full = False
         self._told_of_stop: Optional[Dict[str, Any]] = None
         self._terminated = False
 
@@ -221,9 +223,10 @@ class Supervisor:
         try:
             paths.write_json(self._path("state.json"), self.record)
             self._unsaved = False
-        except OSError:
+        except OSError as error:
             # A full disk must not end the supervision: it is tried again at the next turn.
             self._unsaved = True
+            self._disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
 
     def _save_surely(self) -> None:
         # None of the job's processes lives: whoever reads that it ended may have its GPUs at once.
@@ -231,7 +234,8 @@ class Supervisor:
             os.close(self._gpu_locks.pop())
         deadline = time.monotonic() + _SAVE_FOR_S
         self._save()
-        while self._unsaved and time.monotonic() < deadline:
+        # A full disk is waited for without end: only this process knows what became of the job.
+        while self._unsaved and (self._disk_full or time.monotonic() < deadline):
             time.sleep(_TICK_S)
             self._save()
 

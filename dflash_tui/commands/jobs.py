@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dflash_tui.commands.gpumemory import jobs_once_read
 from dflash_tui.commands.nodes import connected
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import clean, clock, complain, console, duration, number, print_json, table
@@ -15,6 +16,7 @@ from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
 
+MEMORY_WAIT_S = 5.0
 HELP = "the jobs of each node"
 
 
@@ -31,7 +33,7 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
             try:
                 if node.failure is not None:
                     raise node.failure
-                jobs = node.answer(node.link.list_jobs())
+                jobs = jobs_once_read(node, 0.0 if args.running else MEMORY_WAIT_S)
             except CommandError as error:
                 outcome = Exit.UNREACHABLE
                 complain(str(error))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
-from dflash_tui.commands.nodes import Node, connected, find_job
+from dflash_tui.commands.gpumemory import jobs_once_read
+from dflash_tui.commands.nodes import connected, find_job
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import clean, print_json
 from dflash_tui.commands.submit import refuse_read_only, wait_or_detach
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job, JobState
-from dflash_tui.fleet.gpumemory import gpu_memory_line, undecided
+from dflash_tui.fleet.gpumemory import gpu_memory_line
 
-MEMORY_WAIT_S = 10.0
-MEMORY_POLL_S = 0.2
+MEMORY_WAIT_S = 15.0
 HELP = "stop a job; what it has finished is kept"
 
 
@@ -36,7 +35,10 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
             node.answer(node.link.stop(job.id, args.force), timeout=120)
             job = next((found for found in node.answer(node.link.list_jobs()) if found.id == job.id), job)
             if args.wait:
-                job = _with_gpu_memory(node, wait_or_detach(node, job, args))
+                job = wait_or_detach(node, job, args)
+        if args.wait:
+            jobs = jobs_once_read(node, MEMORY_WAIT_S, only=job.id)
+            job = next((found for found in jobs if found.id == job.id), job)
         if args.json:
             print_json(
                 {
@@ -60,17 +62,6 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
                 Exit.FAILED, f"processes of job {job.id} are still alive ({pids})", "stop it with --force", node.host
             )
         return Exit.OK
-
-
-def _with_gpu_memory(node: Node, job: Job) -> Job:
-    """The job once the node has read its GPUs after the end, or cannot within a few seconds."""
-    deadline = time.monotonic() + MEMORY_WAIT_S
-    while job.gpus:
-        job = next((found for found in node.answer(node.link.list_jobs()) if found.id == job.id), job)
-        if (job.gpu_memory and not undecided(job)) or time.monotonic() >= deadline:
-            break
-        time.sleep(MEMORY_POLL_S)
-    return job
 
 
 def _confirm(job: Job, host: str, args: argparse.Namespace) -> None:

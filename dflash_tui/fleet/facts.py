@@ -138,6 +138,19 @@ class JobGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class JobGpuMemory:
+    """A GPU after its job's end. `freed` is None where the card was not read since then, or cannot be; `note` says why."""
+
+    index: int | None
+    uuid: str
+    used_bytes: int | None = None
+    baseline_bytes: int | None = None
+    freed: bool | None = None
+    holders: tuple[GpuProcess, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     id: str
     name: str
@@ -160,6 +173,7 @@ class Job:
     supervisor_pid: int | None = None
     runner_pid: int | None = None
     stop_requested: float | None = None
+    gpu_memory: tuple[JobGpuMemory, ...] = ()  # only after the end, and as long as the node tells of it
 
 
 @dataclass(frozen=True, slots=True)

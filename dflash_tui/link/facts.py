@@ -19,6 +19,7 @@ from dflash_tui.fleet.facts import (
     HostMetrics,
     Job,
     JobGpu,
+    JobGpuMemory,
     JobState,
     Metrics,
     Progress,
@@ -199,6 +200,7 @@ def job(value: object) -> Job | None:
         supervisor_pid=whole(_mapping(fields.get("supervisor")).get("pid")),
         runner_pid=whole(_mapping(fields.get("runner")).get("pid")),
         stop_requested=number(_mapping(fields.get("stop")).get("requested")),
+        gpu_memory=tuple(_gpu_memory(fields.get("gpu_memory"))),
     )
 
 
@@ -209,6 +211,29 @@ def _job_gpus(value: object) -> list[JobGpu]:
         if uuid:
             name, baseline = clean(fields.get("name")), whole(fields.get("baseline_bytes"))
             found.append(JobGpu(whole(fields.get("index")), uuid, name, baseline))
+    return found
+
+
+def _gpu_memory(value: object) -> list[JobGpuMemory]:
+    found = []
+    for fields in map(_mapping, _list(value)):
+        uuid, freed = clean(fields.get("uuid")), fields.get("freed")
+        if uuid:
+            holders = [
+                {**_mapping(holder), "memory_bytes": _mapping(holder).get("bytes")}
+                for holder in _list(fields.get("holders"))
+            ]
+            found.append(
+                JobGpuMemory(
+                    index=whole(fields.get("index")),
+                    uuid=uuid,
+                    used_bytes=whole(fields.get("used_bytes")),
+                    baseline_bytes=whole(fields.get("baseline_bytes")),
+                    freed=freed if isinstance(freed, bool) else None,
+                    holders=tuple(_gpu_processes(holders)),
+                    note=clean(fields.get("note")) or "",
+                )
+            )
     return found
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from dflash_tui.fleet.facts import Disk, Gpu, GpuProcess, HostMetrics, Job, JobState, Progress, Stray
+from dflash_tui.fleet.facts import Disk, Gpu, GpuProcess, HostMetrics, Job, JobGpuMemory, JobState, Progress, Stray
 from dflash_tui.link.facts import clean, greeted, job, jobs, metrics
 
 RECORD = {
@@ -26,6 +26,20 @@ RECORD = {
     "log_size": 12,
     "progress": {"done": 3, "total": 8, "tokens": 99, "bytes": 7, "samples_per_s": 1.5, "eta_s": None, "phase": "run"},
     "strays": [{"pid": 7, "ticks": 8, "command": "vllm", "gpu_bytes": 9}, {"pid": 7}],
+    "gpu_memory": [
+        {
+            "uuid": "GPU-1",
+            "index": 1,
+            "used_bytes": 9,
+            "baseline_bytes": 5,
+            "freed": False,
+            "holders": [{"pid": 7, "command": "a\x1b[2Jb", "bytes": 4, "job": None}, {"pid": "7"}, None],
+            "note": "",
+        },
+        {"uuid": "GPU-2", "freed": "yes", "used_bytes": "9", "holders": 3},
+        {"index": 3, "freed": True},
+        "rubbish",
+    ],
     "result": {"layer_ids": [1, 2], "output": "/out\x1b[31m"},
     "a field of the future": {"x": 1},
 }
@@ -44,6 +58,10 @@ def test_a_whole_record_becomes_a_job() -> None:
     assert (found.exit_code, found.exit_signal) == (None, 9)
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1"]
     assert found.strays == (Stray(7, 8, "vllm", 9),)
+    assert found.gpu_memory == (
+        JobGpuMemory(1, "GPU-1", 9, 5, False, (GpuProcess(7, 4, "a[2Jb"),)),
+        JobGpuMemory(None, "GPU-2"),
+    )
     assert found.progress == Progress(done=3, total=8, tokens=99, bytes=7, samples_per_s=1.5, phase="run")
     assert found.result == {"layer_ids": [1, 2], "output": "/out[31m"}
 

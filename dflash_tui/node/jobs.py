@@ -217,14 +217,21 @@ class JobStore:
         if self._stats is None:
             self._stats = processes.snapshot()
         runner = processes.identity_of(record.get("runner"))
-        return processes.of_job(folder, record.get("log"), [runner] if runner else [], self._stats)
+        roots = [runner] if runner else []
+        # None among those of this look's beginning: only a look of now says that there is none.
+        return processes.of_job(folder, record.get("log"), roots, self._stats) or processes.of_job(
+            folder, record.get("log"), roots
+        )
 
     def _sweep(self) -> None:
         """Removes folders of launches that ended half-way long ago."""
         for name in os.listdir(paths.jobs_dir(self.root)):
             path = os.path.join(paths.jobs_dir(self.root), name)
-            if name.startswith(STAGING) and time.time() - os.lstat(path).st_mtime > _STAGING_OLD_S:
-                shutil.rmtree(path, ignore_errors=True)
+            try:
+                if name.startswith(STAGING) and time.time() - os.lstat(path).st_mtime > _STAGING_OLD_S:
+                    shutil.rmtree(path, ignore_errors=True)
+            except FileNotFoundError:
+                continue  # another agent's launch has just got its name
 
 
 STAGING = ".new-"

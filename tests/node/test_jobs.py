@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dflash_tui.node import processes
+from dflash_tui.node import jobs, processes
 from tests.node.client import Client, Refusal, until
 
 DONE = [["print", "hello"], ["event", "progress", {"done": 1, "total": 2}], ["event", "finished", {"done": 2}]]
@@ -302,3 +303,44 @@ def test_a_job_of_another_node_in_a_shared_home_is_not_written_to(agent: Client,
 def test_a_message_with_line_breaks_stays_one_line(agent: Client) -> None:
     agent.launch("j-1", {"do": [["event", "failed", {"message": "one\ntwo", "remedy": "do\nthis"}], ["exit", 2]]})
     assert agent.wait("j-1", "failed")["reason"] == "one two: do this"
+
+
+def abandoned(store: jobs.JobStore, job: str) -> Path:
+    """The folder of a job that was running and whose supervisor is gone."""
+    folder = Path(store.root) / "jobs" / job
+    folder.mkdir()
+    record = dict(jobs.blank(job), state="running", boot_id=store.boot_id, host=store.host)
+    (folder / "state.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_job_that_began_after_the_last_look_at_the_processes_is_not_called_lost(tmp_path: Path) -> None:
+    store = jobs.JobStore(str(tmp_path))
+    abandoned(store, "j-1")
+    store.refresh(True)  # an abandoned job is what makes the store look at the processes
+    folder = abandoned(store, "j-2")
+    stray = subprocess.Popen(["sleep", "600"], env={**os.environ, processes.MARK: str(folder)})
+    try:
+        assert store.look("j-2")["state"] == "orphaned"
+        assert [found["pid"] for found in store.look("j-2")["strays"]] == [stray.pid]
+    finally:
+        stray.kill()
+        stray.wait()
+
+
+def test_a_launch_that_gets_its_name_while_an_agent_starts_does_not_end_that_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs" / f"{jobs.STAGING}j-1-1").mkdir(parents=True)
+    listdir = os.listdir
+
+    def then_renamed(path: str) -> list[str]:
+        names = listdir(path)
+        for name in names:
+            if name.startswith(jobs.STAGING):
+                (tmp_path / "jobs" / name).rename(tmp_path / "jobs" / "j-1")
+        return names
+
+    monkeypatch.setattr(os, "listdir", then_renamed)
+    jobs.JobStore(str(tmp_path))
+    assert (tmp_path / "jobs" / "j-1").is_dir()

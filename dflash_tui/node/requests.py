@@ -1,5 +1,6 @@
 """What the agent does when a console asks. Each request is answered once; what takes time goes on beside the loop."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, 
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.jobs import Record
 from dflash_tui.node.protocol import Refused
+from dflash_tui.node.supervisor import FORCE
 
 _FIRST_READING_S = 20.0
 _STRAYS_POLL_S = 0.2
@@ -236,14 +238,21 @@ class Requests:
                 "there is nothing to stop",
             )
         folder = paths.job_dir(self._agent.store.root, job)
-        paths.write_json(os.path.join(folder, "stop.json"), {"requested": time.time(), "force": force})
+        supervisor = processes.identity_of(record.get("supervisor"))
+        word = signal.SIGTERM
+        try:
+            paths.write_json(os.path.join(folder, "stop.json"), {"requested": time.time(), "force": force})
+        except OSError as error:
+            # A full disk may be the very reason to stop: then the signal alone must say it.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not processes.alive(supervisor):
+                raise
+            word = FORCE if force else signal.SIGTERM
         if record["state"] == "orphaned":
             self._end_strays(number, job, folder)
             return
-        supervisor = processes.identity_of(record.get("supervisor"))
         if supervisor is not None and record.get("boot_id") == self._agent.store.boot_id:
             # Where it is in another container the signal finds nobody; it looks for the file by itself too.
-            processes.send(supervisor, signal.SIGTERM)
+            processes.send(supervisor, word)
         self._answer(number, {"job": self._record(job)})
 
     def _end_strays(self, number: Any, job: str, folder: str) -> None:

@@ -20,6 +20,7 @@ from dflash_tui.node.processes import Identity, Stat
 _TICK_S = 1.0
 _QUICK_TICK_S = 0.1
 _SAVE_FOR_S = 600.0
+FORCE = signal.SIGQUIT  # as SIGTERM, with no grace for the runner
 
 
 def supervise(folder: str, fds: Tuple[int, ...] = (), adopt: bool = False) -> int:
@@ -77,6 +78,7 @@ class Supervisor:
         self._disk_full = False
         self._told_of_stop: Optional[Dict[str, Any]] = None
         self._terminated = False
+        self._forced = False
 
     def run(self) -> None:
         wake = self._listen()
@@ -106,11 +108,13 @@ class Supervisor:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_term)
+        for number in (signal.SIGTERM, FORCE):
+            signal.signal(number, self._on_term)
         return read
 
-    def _on_term(self, *_: Any) -> None:
+    def _on_term(self, number: int, _: Any) -> None:
         self._terminated = True
+        self._forced = self._forced or number == FORCE
 
     def _tell_ready(self) -> None:
         if self._ready >= 0:
@@ -185,11 +189,12 @@ class Supervisor:
     def _look_for_stop(self, ladder: stopping.Ladder) -> None:
         # Looked for at every turn, so that a signal that came too early loses no request.
         stop = paths.read_json(self._path("stop.json"))
-        if stop is None:
-            if not self._terminated or self._told_of_stop is not None:
-                return
-            stop = {"requested": time.time(), "force": False}
-        if stop == self._told_of_stop:
+        if stop is None and self._terminated:
+            # By signal alone: from somebody on the node, or from a console where the disk is full.
+            stop = self._told_of_stop or {"requested": time.time(), "force": False}
+        if stop is not None and self._forced:
+            stop = dict(stop, force=True)
+        if stop is None or stop == self._told_of_stop:
             return
         self._told_of_stop = stop
         if not self._runner_gone():

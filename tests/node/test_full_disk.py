@@ -107,3 +107,21 @@ def test_a_launch_on_a_full_disk_is_refused_in_one_line_and_leaves_nothing(
     # Neither a name nor a lock was left behind.
     agent.launch("j-1", {"do": [["event", "finished", {}]]}, gpus=gpus)
     agent.wait("j-1", "done")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_job_that_filled_its_disk_can_be_stopped(disk: SmallDisk, force: bool) -> None:
+    agent = disk.agent
+    steps = [["ignore_term"], ["event", "phase", {}], ["wait"]] if force else [["obey"]]
+    agent.launch("j-1", {"do": steps}, stop_grace_s=3600)
+    until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
+    runner = processes.identity_of(agent.wait("j-1", "running")["runner"])
+    disk.fill()
+    agent.ask("stop", job="j-1", force=False)
+    if force:
+        agent.ask("stop", job="j-1", force=True)
+    until(lambda: not processes.alive(runner), "the runner to end")
+    disk.make_room()
+    record = agent.wait("j-1", "killed" if force else "interrupted", "failed")
+    assert record["state"] == ("killed" if force else "interrupted")
+    assert record["stop"]["force"] is force

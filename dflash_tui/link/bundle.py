@@ -28,7 +28,6 @@ class Bundle:
 
     hash: str
     data: bytes
-    paths: tuple[str, ...]
 
 
 def node_bundle() -> Bundle:
@@ -56,7 +55,7 @@ def build_bundle(files: dict[str, bytes]) -> Bundle:
     plain = buffer.getvalue()
     # The hash is of the plain tar: compressors of two consoles may differ.
     name = hashlib.sha256(plain).hexdigest()[:HASH_LENGTH]
-    return Bundle(name, gzip.compress(plain, compresslevel=6, mtime=0), tuple(sorted(files)))
+    return Bundle(name, gzip.compress(plain, compresslevel=6, mtime=0))
 
 
 def _installed_files() -> Iterator[tuple[str, bytes]]:

@@ -14,7 +14,7 @@ STDERR_KEPT = 4096
 
 
 class Connection(Protocol):
-    """A byte stream to the process that becomes the agent. None of its calls blocks.
+    """A byte stream to the process that becomes the agent. Only the two calls at its end may wait, for seconds at most.
 
     advice: what a person can do where the process ends before it says anything.
     """

@@ -85,7 +85,7 @@ def test_exactly_the_bundle_is_read_and_the_rest_is_left_for_the_agent(tmp_path:
 
 def test_a_bundle_that_arrives_damaged_or_short_is_not_unpacked(tmp_path: Path) -> None:
     damaged = gzip.compress(gzip.decompress(SMALL.data).replace(b"print", b"pr1nt"))
-    said = run(tmp_path, Bundle(SMALL.hash, damaged, ()), damaged)
+    said = run(tmp_path, Bundle(SMALL.hash, damaged), damaged)
     assert b"dflash-tui-boot n0nce failed" in said and b"damaged" in said
     run(tmp_path, SMALL, SMALL.data[:-1])
     assert not list(tmp_path.rglob("__main__.py"))

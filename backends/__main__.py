@@ -131,7 +131,7 @@ def run_main(verb: str, source: str, events_path: str | None) -> int:
         events.emit("finished", **outcome)
         return FINISHED
     except Interrupted as stop:
-        events.emit("interrupted", message=stop.message, done=stop.done, total=stop.total)
+        _last(events, "interrupted", message=stop.message, done=stop.done, total=stop.total)
         return _say(stop.message, INTERRUPTED)
     except JobError as error:
         return _fail(events, error.message, error.remedy, error.status)
@@ -151,12 +151,16 @@ def run_main(verb: str, source: str, events_path: str | None) -> int:
 
 
 def _fail(events: EventLog, message: str, remedy: str, status: int) -> int:
-    try:
-        events.emit("failed", message=message, remedy=remedy)
-    except OSError as error:
-        # A full disk is often why we are here: the exit status still tells.
-        print(f"the failed event could not be written: {one_line(error)}", file=sys.stderr)
+    _last(events, "failed", message=message, remedy=remedy)
     return _say(f"{message}: {remedy}" if remedy else message, status)
+
+
+def _last(events: EventLog, event: str, **fields: Any) -> None:
+    try:
+        events.emit(event, **fields)
+    except JobError as error:
+        # A full disk is often why we are here: the exit status still tells.
+        print(f"backends: {error.message}", file=sys.stderr)
 
 
 def _say(line: str, status: int) -> int:
@@ -165,6 +169,8 @@ def _say(line: str, status: int) -> int:
 
 
 def main(argv: list[str]) -> int:
+    # torch's threads sleep while they wait: where cores are shared, spinning takes the time of whom is waited for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if argv == ["worker"]:
         from backends.worker import worker_main
 

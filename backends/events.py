@@ -9,13 +9,14 @@ Every line has `t` (seconds since 1970) and `event`:
 | progress    | `done`, `total`, `skipped`, `tokens`, `bytes`, `elapsed_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s`, `eta_s` (numbers or null), `phase` |
 | worker      | `worker` (number), `state`: "starting", "ready", "lost" or "ended"; `device`, `pid`, `detail` |
 | warning     | `message` |
-| finished    | what came of it: `done`, `total`, `tokens`, `bytes`, `elapsed_s` and what the verb adds; the last line of a job that is done |
+| finished    | what came of it: `done`, `total`, `tokens`, `bytes`, `elapsed_s` and what the verb adds; the last line of a job that is done; extract with skipped samples adds `message` and `skipped_rows` (the first 100) |
 | interrupted | `message`, `done`, `total`: stopped on request, nothing half-written |
 | failed      | `message`, `remedy`: one line each |
 
 What a person wants to read of it goes to stdout as well, which is the job's log where a supervisor started the runner.
 
-`done` counts samples whose files are validated and listed, those of earlier runs included; the rates count this run only.
+`done` counts samples whose files are validated and listed, those of earlier runs included; `tokens`, `bytes` and the rates count
+this run only.
 """
 
 from __future__ import annotations
@@ -28,20 +29,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backends.errors import JobError, one_line
+
+ENDINGS = ("finished", "interrupted", "failed")
+
 
 class EventLog:
-    """Appends events to a file, each line whole or not at all (one `write` with O_APPEND)."""
+    """Appends events to a file. Half a line, left by a full disk or a killed writer, is ended before the next."""
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._torn = path is not None and _ends_torn(path)
         self._fd = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Writes one event. Without a file it goes nowhere. Raises OSError (a full disk)."""
+        """Writes one event. Without a file it goes nowhere.
+
+        Raises JobError where the last event of a job cannot be written (a full disk); for the others the work goes on.
+        """
         if self._fd is None:
             return
         now = time.time()
         line = json.dumps({"t": round(now, 3), "event": event, **fields}, separators=(",", ":"))
-        os.write(self._fd, line.encode() + b"\n")
+        data = (b"\n" if self._torn else b"") + line.encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+                self._torn = bool(data)
+        except OSError as error:
+            if event in ENDINGS:
+                raise JobError(
+                    f"the last event ({event}) cannot be written to {self._path}: {one_line(error)}",
+                    "free some space and run it again: it goes on where it stopped",
+                ) from None
         if event not in ("failed", "interrupted"):  # these two are said on stderr
             with contextlib.suppress(OSError, ValueError):  # a log that cannot be written must not end the work
                 print(readable(now, event, fields), flush=True)
@@ -50,6 +70,15 @@ class EventLog:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _ends_torn(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # it is not there, or empty
+        return False
 
 
 def readable(now: float, event: str, fields: Mapping[str, Any]) -> str:

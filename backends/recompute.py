@@ -70,8 +70,8 @@ class PlainForward:
                 model, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
             )
             self._model = loaded.to(self._device).eval()
-        except torch.OutOfMemoryError:
-            raise _too_large(model) from None
+        except (torch.OutOfMemoryError, MemoryError):
+            raise _too_large(model, device) from None
         except Exception as error:  # transformers and safetensors raise many kinds for a damaged folder.
             raise JobError(
                 f"the model {model} cannot be loaded: {one_line(error)}", "see that its weights are whole"
@@ -95,8 +95,12 @@ class PlainForward:
         try:
             with torch.inference_mode():
                 out = self._model(input_ids=ids, use_cache=False, output_hidden_states=True)
-        except torch.OutOfMemoryError:
-            raise _too_large(self.model) from None
+        except (torch.OutOfMemoryError, MemoryError):
+            raise _too_large(self.model, self._device) from None
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):  # how torch says it of the host's memory
+                raise
+            raise _too_large(self.model, self._device) from None
         finally:
             hook.remove()
         return [state[0] for state in (*out.hidden_states[: self.num_layers], last[-1])]
@@ -132,8 +136,11 @@ def relative_error(stored: torch.Tensor, reference: torch.Tensor) -> float:
     return float(torch.maximum(together, each))
 
 
-def _too_large(model: str | Path) -> JobError:
-    return JobError(f"{model} in float32 does not fit into this GPU's memory", "recompute with the device cpu")
+def _too_large(model: str | Path, device: str) -> JobError:
+    where, remedy = ("this machine's memory", "recompute on a machine with more")
+    if device == "cuda":
+        where, remedy = ("this GPU's memory", "recompute with the device cpu")
+    return JobError(f"{model} in float32 does not fit into {where}", remedy)
 
 
 def describe(checks: Sequence[SlotCheck], dtype: str) -> str | None:

@@ -17,12 +17,14 @@ from backends.packing import Pack, pack_samples
 from backends.plan import ExtractPlan, plan_extract
 from backends.progress import Progress
 from backends.spec import ExtractSpec
-from backends.store import Entry, Store, StoreError, check_file, unwritable
+from backends.store import MANIFEST, Entry, Store, StoreError, check_file, unwritable
 from backends.workers import LocalWorkers, Message, Work, Workers
 
 _POLL_S = 0.1
 # Of so many samples at most, the states may fail their checks before the job is given up: more is not an accident.
 _SKIP_SHARE = 0.01
+# Skipped rows that `finished` names one by one.
+_NAMED = 100
 # A worker gets so many packs at least, unless they become smaller than a GPU needs to be busy.
 _PACKS_EACH = 8
 _SMALL_PACK_TOKENS = 2048
@@ -110,6 +112,15 @@ class _Run:
 
     def _outcome(self) -> dict[str, Any]:
         progress = self.progress
+        told: dict[str, Any] = {}
+        if self.skipped:
+            row, why = next(iter(self.skipped.items()))
+            message = (
+                f"{len(self.skipped)} of {progress.total} samples have no file, row {row} first ({why}): leave these rows out"
+                " of training, where a missing file is an error"
+            )
+            self.events.emit("warning", message=message)
+            told = {"message": message, "skipped_rows": sorted(self.skipped)[:_NAMED]}
         return {
             "verb": "extract",
             "done": progress.done,
@@ -122,7 +133,8 @@ class _Run:
             "layer_ids": list(self.plan.layer_ids),
             "packing": self.packing,
             "output": str(self.store.output),
-            "manifest": str(self.store.output / "manifest.jsonl"),
+            "manifest": str(self.store.output / MANIFEST),
+            **told,
         }
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -150,17 +162,22 @@ class _Run:
             stopping = self.should_stop()
             full = None if stopping else self._feed()
             flying = self.workers.in_flight()
+            if not flying and not self.waiting:
+                return
             if not flying and stopping:
                 done, total = self.progress.done, self.progress.total
                 self.progress.tell(now=True)
                 raise Interrupted(f"stopped on request with {done} of {total} samples done", done, total)
             if not flying and full is not None:
                 raise full
-            if not flying and not self.waiting:
-                return
             if stopping or full is not None:
                 self._phase("finishing what is in flight")
-            for message in self.workers.results(_POLL_S):
+            messages = self.workers.results(_POLL_S)
+            # All that is written by now is listed in one go: a commit waits for the disk, and every GPU for a commit.
+            written = [entry for message in messages for entry in message.fields.get("entries", ())]
+            if written:
+                self._commit([Entry(*entry) for entry in written])
+            for message in messages:
                 self._hear(message)
             self.progress.tell()
 
@@ -190,7 +207,6 @@ class _Run:
             self._ready(message)
         elif event in ("done", "disk"):
             self.flying.pop(fields["id"], None)
-            self._commit([Entry(*entry) for entry in fields["entries"]])
             if event == "disk":
                 raise unwritable(self.store.output, OSError(fields["message"]))
             self._skip(fields["bad"])

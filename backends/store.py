@@ -153,7 +153,7 @@ class Store:
         patience_s: how long to wait for the workers of a runner that was killed; a job that lives is not waited for.
         """
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            _make_folder(output)
             lock_fd = _lock(output, patience_s)
         except OSError as error:
             raise unwritable(output, error) from None
@@ -176,6 +176,8 @@ class Store:
             os.ftruncate(fd, manifest.whole_bytes if manifest else 0)
             if manifest is None:
                 store._append([header])
+            # Files that outlive a power cut while the manifest's own name does not would belong to nobody.
+            os.fsync(store._folder_fd)
             store._survey(manifest.entries if manifest else {})
         except BaseException:
             os.close(fd)
@@ -246,6 +248,18 @@ def unwritable(output: Path, error: OSError) -> JobError:
         f"the output folder {output} cannot be written: {one_line(error)}",
         "free some space, mend its permissions or give another folder",
     )
+
+
+def _make_folder(output: Path) -> None:
+    """Makes a folder and those above it; each new name reaches the disk."""
+    missing = [folder for folder in (output, *output.parents) if not folder.exists()]
+    output.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        fd = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _lock(output: Path, patience_s: float) -> int:

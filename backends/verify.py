@@ -106,6 +106,8 @@ def _manifest(output: Path) -> Manifest:
     ]
     if missing:
         raise VerifyError(f"the manifest of {output} does not say its {', '.join(missing)}", remedy)
+    if not manifest.entries:
+        raise VerifyError(f"the manifest of {output} lists no sample: there is nothing to verify", "extract first")
     return manifest
 
 

@@ -39,6 +39,16 @@ class Message:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: those of its affinity, or fewer where its container has a quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no quota ("max"), or an older cgroup
+        return cores
+
+
 class Workers(Protocol):
     """What the runner needs of its workers. Only the runner's thread calls it."""
 
@@ -103,7 +113,8 @@ class LocalWorkers:
 
     def start(self, worker: int) -> int:
         gpu = self._gpus[worker]
-        environment = dict(os.environ)
+        # torch's threads: each worker gets its share of the cores.
+        environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // self.count)), **os.environ}
         if gpu is not None:
             environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
         process = subprocess.Popen(

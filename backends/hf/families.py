@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 # model_type of config.json -> the name that people use. All of these keep their blocks in `layers` and end in `norm`.
 FAMILIES = {"qwen3": "Qwen3", "llama": "Llama"}
 
-# Rotary embeddings whose frequencies depend on the longest position of a forward: in a pack that is another sample's.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+# Rotary embeddings whose frequencies are fixed. Others (dynamic, longrope) depend on the longest position of a forward, which in
+# a pack is another sample's.
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
@@ -96,16 +97,20 @@ def _refuse_features(config: Mapping[str, Any], model: Path) -> None:
             f"{model} uses sliding-window attention (use_sliding_window), which the hf backend does not compute",
             "use a model without it, or set use_sliding_window to false in config.json if the model was trained so",
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise JobError(f"{model} is quantized ({method})", "give the unquantized model that it was made from")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind in _LENGTH_DEPENDENT_ROPE:
-        raise JobError(
-            f"{model} scales its positions by rope type {kind!r}, which depends on the lengths of other samples in a pack",
-            "use a model with rope type default, linear, llama3 or yarn",
-        )
+    # Transformers 5 writes rope_parameters and still lets rope_scaling, the older name, overrule it.
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = config.get(name) or {}
+        kind = (rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else rope
+        if kind not in _FIXED_ROPE:
+            raise JobError(
+                f"{model} scales its positions by rope type {kind!r} ({name}), whose frequencies may depend on the lengths of"
+                " other samples in a pack",
+                f"use a model with rope type {', '.join(_FIXED_ROPE)}",
+            )
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:

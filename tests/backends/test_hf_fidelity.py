@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends.demo.model import LEAST_CHANGE, measure_changes
+from backends.errors import JobError
 from backends.hf import attention, capture, extractor
 from backends.hf.extractor import Extractor
 
@@ -43,6 +44,10 @@ def samples() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain(model: Path, samples: list[list[int]]) -> list[torch.Tensor]:
+    return plain_states(model, samples)
+
+
+def plain_states(model: Path, samples: list[list[int]]) -> list[torch.Tensor]:
     """Every layer id 0..N of every sample, [N + 1, T, H], by the stock model with its head, alone, eager, float32."""
     stock = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     states = []
@@ -96,6 +101,70 @@ def test_every_slot_of_a_pack_equals_the_plain_forwards(
     check(packed(using, samples), plain, dtype)
 
 
+# So short that most positions of the samples are beyond it, where the kinds of scaling differ.
+_ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
+FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3 rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            }
+        },
+    ),
+    "linear rope": ("llama", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 4.0}}),
+    "yarn rope": ("qwen3", {"rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "biases of attention": ("qwen3", {"attention_bias": True}),
+    "wide heads": ("qwen3", {"head_dim": 48}),
+    "one head for keys": ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_a_config_may_ask_for_reaches_the_packs(
+    feature: str, models: dict[str, Path], samples: list[list[int]], tmp_path: Path
+) -> None:
+    family, fields = FEATURES[feature]
+    config = AutoConfig.from_pretrained(models[family])
+    for name, value in fields.items():
+        setattr(config, name, value)
+    featured = AutoModelForCausalLM.from_config(config)
+    plainer = AutoModelForCausalLM.from_pretrained(models[family])
+    weights = featured.state_dict()
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in weights.items():
+        there = plainer.state_dict().get(name)
+        if there is not None and there.shape == tensor.shape:
+            tensor.copy_(there)
+        else:  # Biases, and projections of another width.
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5)
+    featured.save_pretrained(tmp_path)
+    wanted = plain_states(tmp_path, samples)
+    using = open_extractor(tmp_path)
+    assert using.packing == "packs"
+    states = packed(using, samples)
+    check(states, wanted, "float32")
+    # Without the feature these are other states.
+    assert worst_error(states, plain_states(models[family], samples)) > 100 * LIMITS["float32"]
+
+
+def test_a_vocabulary_padded_beyond_the_tokenizer_is_the_models_to_use_up(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    padded = AutoModelForCausalLM.from_pretrained(models["qwen3"])
+    padded.resize_token_embeddings(2048)
+    padded.save_pretrained(tmp_path)
+    samples = [[2047, 5, 6], [2040]]
+    check(packed(open_extractor(tmp_path), samples), plain_states(tmp_path, samples), "float32")
+    with pytest.raises(JobError, match="token id 2048 is outside the model's vocabulary of 2048"):
+        open_extractor(tmp_path).states([[5, 2048]])
+
+
 def test_a_pack_equals_one_sample_at_a_time(model: Path, samples: list[list[int]]) -> None:
     using = open_extractor(model)
     alone = [using.states([ids]) for ids in samples]
@@ -146,7 +215,7 @@ def test_the_check_fails_when_the_backend_is_sabotaged(
     states = packed(open_extractor(model, dtype), samples)
     with pytest.raises(AssertionError, match="relative error"):
         check(states, plain, dtype)
-    # Not by a hair: ten times the limit and more.
+    # Not by a hair.
     assert worst_error(states, plain) > 4 * LIMITS[dtype]
 
 

@@ -100,6 +100,16 @@ def test_refusals_of_the_model(extract_spec: dict[str, Any], models: dict[str, P
     assert "quantized (fp8)" in refused(planned(extract_spec, model=fp8))
     rope = with_config(models["llama"], tmp_path / "rope", rope_parameters={"rope_type": "dynamic", "factor": 2.0})
     assert "'dynamic'" in refused(planned(extract_spec, model=rope))
+    # The older name overrules the newer one in Transformers, so both must be fixed.
+    both = with_config(
+        models["llama"],
+        tmp_path / "both",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_scaling={"type": "longrope"},
+    )
+    assert "'longrope' (rope_scaling)" in refused(planned(extract_spec, model=both))
+    unknown = with_config(models["llama"], tmp_path / "unknown", rope_parameters={"rope_type": "hyperbolic"})
+    assert "use a model with rope type default, linear" in refused(planned(extract_spec, model=unknown))
     torn = with_config(models["llama"], tmp_path / "torn", hidden_size=None)
     assert "hidden_size is None" in refused(planned(extract_spec, model=torn))
     (tmp_path / "rope" / "model.safetensors").unlink()

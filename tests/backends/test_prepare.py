@@ -215,7 +215,7 @@ def test_a_generation_prompt_that_opens_a_block_moves_the_boundary_to_where_the_
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>two and two</think>4<|im_end|>\n",
         )
     )
-    common = len(os.path.commonprefix([prompt, whole]))
+    common = next(i for i, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other)
     assert 0 < common < len(prompt)
     ids, mask = PreparedDataset(tmp_path / "out").row(1)
     assert ids == whole
@@ -240,7 +240,7 @@ def test_a_template_that_rewrites_history_is_unstable_and_its_turn_is_skipped_an
 def test_an_agreement_that_ends_inside_history_is_no_boundary(templated: Any, tmp_path: Path) -> None:
     # With the generation prompt the whole text is written otherwise; history without it agrees with the turn's text.
     folder = templated("{% if add_generation_prompt %}go: {% endif %}" + CHAT_TEMPLATE)
-    with pytest.raises(PrepareError, match="no sample is left of 1 assistant turns .*writes what comes before"):
+    with pytest.raises(PrepareError, match=r"no sample is left of 1 assistant turns .*writes what comes before"):
         _run(folder, tmp_path / "out", _write(tmp_path / "in.jsonl", _chat("2+2?", "4")))
     assert not (tmp_path / "out").exists()
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from backends.plan import ExtractPlan
 from backends.progress import Progress
 from backends.runner import extract
 from backends.spec import ExtractSpec
-from backends.store import Store, read_manifest
-from backends.workers import LocalWorkers, Message, Work
+from backends.store import Entry, Store, read_manifest
+from backends.workers import LocalWorkers, Message, Work, usable_cores
 
 # A token that neither the random datasets nor the proof at start use.
 RARE = 1999
@@ -135,6 +135,55 @@ def test_a_pack_that_does_not_fit_into_memory_comes_again_in_halves(
     check_all_done_once(tmp_path / "out", some)
 
 
+def test_what_is_written_by_the_time_of_a_commit_is_committed_together(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[int] = []
+    commit = Store.commit
+
+    def noted(store: Store, entries: Iterable[Entry]) -> None:
+        added = list(entries)
+        commits.append(len(added))
+        commit(store, added)
+
+    monkeypatch.setattr(Store, "commit", noted)
+    made: list[InProcess] = []
+
+    def make(plan: ExtractPlan, store: Store) -> InProcess:
+        made.append(InProcess(plan, most_tokens=10_000))
+        return made[-1]
+
+    extract(spec_of(models["qwen3"], some, tmp_path / "out", pack_tokens=100), events, never, make_workers=make)
+    # These workers answer every pack before anybody listens.
+    assert len(made[0].sizes) > 5
+    assert [number for number in commits if number] == [40]
+    check_all_done_once(tmp_path / "out", some)
+
+
+def test_a_stop_that_comes_when_everything_is_done_is_no_interruption(
+    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+) -> None:
+    def once_all_is_handed_out() -> bool:
+        return bool(made and made[0].sizes)
+
+    made: list[InProcess] = []
+
+    def make(plan: ExtractPlan, store: Store) -> InProcess:
+        made.append(InProcess(plan, most_tokens=10_000))
+        return made[-1]
+
+    done = extract(spec_of(models["qwen3"], some, tmp_path / "out"), events, once_all_is_handed_out, make_workers=make)
+    assert (done["done"], done["total"]) == (40, 40)
+
+
+def test_cores_are_those_of_the_affinity_or_fewer_by_the_containers_quota(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == cores
+    for text, found in (("max 100000", cores), ("50000 100000", 1), ("99900000 100000", cores)):
+        (tmp_path / "cpu.max").write_text(text + "\n")
+        assert usable_cores(tmp_path) == found
+
+
 def test_one_sample_that_does_not_fit_into_memory_ends_the_job_naming_the_row(
     models: dict[str, Path], some: Path, tmp_path: Path, events: Any
 ) -> None:
@@ -162,7 +211,9 @@ def test_one_sample_in_two_hundred_that_is_not_finite_is_skipped_and_spoils_no_o
     done = extract(spec_of(broken_for_one_token, dataset, tmp_path / "out"), events, never)
     assert (done["done"], done["skipped"], done["total"]) == (199, 1, 200)
     messages = [warning["message"] for warning in events.of("warning")]
-    assert messages == ["row 77 is skipped: slot 0 of token 0 holds a value that is not finite"]
+    assert messages == ["row 77 is skipped: slot 0 of token 0 holds a value that is not finite", done["message"]]
+    assert done["message"].startswith("1 of 200 samples have no file, row 77 first (slot 0 of token 0 holds")
+    assert done["skipped_rows"] == [77]
     assert set(read_manifest(tmp_path / "out").entries) == set(range(200)) - {77}
     assert check_whole(tmp_path / "out", dataset) == 199
     assert not (tmp_path / "out" / "hs_77.safetensors").exists()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from backends.dataset import DatasetError, PreparedDataset
-from backends.errors import Interrupted
+from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.recompute import PlainForward, compare, limit
 from backends.runner import extract
@@ -234,6 +234,20 @@ def test_one_large_token_does_not_hide_that_the_others_are_wrong() -> None:
 def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VerifyError, match=r"has no manifest\.jsonl: give the folder that `extract` wrote"):
         _verify(tmp_path)
+
+
+def test_a_folder_that_lists_nothing_is_not_verified(states: Path) -> None:
+    manifest = states / "manifest.jsonl"
+    manifest.write_text(manifest.read_text("utf-8").splitlines(keepends=True)[0], "utf-8")
+    with pytest.raises(VerifyError, match="lists no sample: there is nothing to verify"):
+        _verify(states)
+
+
+def test_a_forward_that_does_not_fit_into_the_hosts_memory_is_one_line(models: dict[str, Path]) -> None:
+    forward = PlainForward(models["llama"])
+    forward._norm.register_forward_pre_hook(lambda *_: torch.empty(1 << 58, dtype=torch.uint8))
+    with pytest.raises(JobError, match=r"llama in float32 does not fit into this machine's memory: recompute on"):
+        forward.states([1, 2, 3])
 
 
 def test_another_dataset_and_another_model_are_refused(

@@ -1,0 +1,75 @@
+"""Events on a disk that takes no more: no two lines in one, and the last one is written or its absence told."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backends.errors import JobError
+from backends.events import EventLog
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """A file may have 200 bytes; a limit on the size stands for the full disk: the same half writes, the same error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def grow() -> None:
+    """Room again."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def lines(path: Path) -> list[object]:
+    found: list[object] = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line)["event"])
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def test_a_progress_that_cannot_be_written_does_not_end_the_work_and_spoils_no_later_event(
+    tmp_path: Path, limit: None
+) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path)
+    for _ in range(5):
+        events.emit("progress", phase="x" * 60)
+    assert path.stat().st_size == 200
+    grow()
+    events.emit("finished", done=1)
+    events.close()
+    assert lines(path) == ["progress", None, "finished"]
+
+
+def test_a_last_event_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path, limit: None) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path)
+    events.emit("progress", phase="x" * 60)
+    with pytest.raises(
+        JobError, match=r"the last event \(finished\) cannot be written to .*events\.jsonl: .*too large"
+    ):
+        events.emit("finished", message="y" * 200)
+    events.close()
+
+
+def test_half_a_line_of_a_killed_writer_is_ended_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"t":1.0,"event":"progr')
+    for _ in range(2):
+        events = EventLog(path)
+        events.emit("started")
+        events.close()
+    assert lines(path) == [None, "started", "started"]

@@ -12,6 +12,8 @@ from dflash_tui.node import protocol
 
 WINDOW = 512 * 1024  # bytes that may be on their way and not yet acknowledged
 _CREDIT_STEP = 64 * 1024
+# An agent that opens a file on a mount that hangs falls silent with it: nothing else of the node would ever be seen.
+_SILENCED_MOST = 3
 
 
 class Tail:
@@ -30,6 +32,8 @@ class Tail:
         self.dev: int | None = None
         self.ino: int | None = None
         self.wire_id: int | None = None  # of the tail request on this connection
+        self.answered = False  # that request was
+        self.silenced = 0  # how many connections in a row ended while the agent was busy with this request
         self.unacked = 0
         self.owed = 0  # credit to give, held back until it is worth a frame
 
@@ -67,8 +71,16 @@ class Tails:
             self._open(tail)
 
     def disconnected(self) -> None:
+        # The agent answers in order: the first request that it did not answer is the one that it was at.
+        at = next((tail for tail in self._by_wire.values() if not tail.answered), None)
         self._send = None
         self._by_wire.clear()
+        if at is not None:
+            at.silenced += 1
+            if at.silenced >= _SILENCED_MOST:
+                self._end(
+                    at, f"{self._host} fell silent {at.silenced} times when this file was opened: does its mount hang?"
+                )
 
     def add(self, tail: Tail) -> None:
         tail._tails = self
@@ -97,6 +109,7 @@ class Tails:
         tail = self._by_wire.get(header["re"])
         if tail is None:
             return False
+        tail.answered, tail.silenced = True, 0
         if header.get("ok") is not True:
             self._end(tail, str(refusal(header, f"{self._host} refused to follow the file")))
             return True
@@ -134,6 +147,7 @@ class Tails:
     def _open(self, tail: Tail) -> None:
         assert self._send is not None
         tail.wire_id = self._new_id()
+        tail.answered = False
         tail.owed = 0
         self._by_wire[tail.wire_id] = tail
         self._send(tail.request())

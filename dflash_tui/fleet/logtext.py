@@ -7,210 +7,19 @@ every other escape sequence and control character is gone. The same bytes give t
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dflash_tui.fleet.format import size
+from dflash_tui.fleet.logline import HAS_CONTROL, LINE_LIMIT, PLAIN, Line, OpenLine, Span
 
-LINE_LIMIT = 8192  # characters of one line that are kept
 TEXT_LIMIT = 16 * 1024 * 1024  # bytes kept by one window
 LINE_COST = 100  # bytes of a line beside its text
 SLACK = 8  # a window grows by 1/SLACK before it is trimmed, so that trimming costs nothing per line
-STRING_LIMIT = 4096  # characters of an escape sequence that carries a text
-TAB = 8
+MOST_UP = 64  # lines that a cursor may go up: no progress display is higher
 
-Colour = int | tuple[int, int, int]
-Kind = Literal["text", "gap", "note"]
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """Colours are indices of the 256-colour palette (0 to 15 are the terminal's own) or red, green and blue; None is the default."""
-
-    colour: Colour | None = None
-    background: Colour | None = None
-    bold: bool = False
-    dim: bool = False
-    italic: bool = False
-    underline: bool = False
-    reverse: bool = False
-    strike: bool = False
-
-
-PLAIN = Style()
-
-
-class Span(NamedTuple):
-    """Characters [start, end) of a line and how they look."""
-
-    start: int
-    end: int
-    style: Style
-
-
-class Line(NamedTuple):
-    """One line. offset: its first byte in the file; cut: characters beyond `LINE_LIMIT` that were left off."""
-
-    text: str
-    offset: int
-    spans: tuple[Span, ...] = ()
-    cut: int = 0
-    kind: Kind = "text"
-
-
-# Besides C0 and C1, what turns the direction of text round or breaks a line.
-_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-_HAS_CONTROL = re.compile(f"[{_CONTROL}]")
-_STRING = rf"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]{{0,{STRING_LIMIT}}}"
-_TOKEN = re.compile(
-    rf"(?P<text>[^{_CONTROL}]+)"
-    r"|(?:\x1b\[|\x9b)(?P<csi>[0-?]{0,256})[ -/]{0,8}(?P<final>[@-~])"
-    rf"|(?P<string>{_STRING}(?:\x07|\x1b\\|\x9c))"
-    r"|(?P<escape>\x1b[ -/]{0,8}[0-~])"
-    r"|(?P<control>.)",
-    re.DOTALL,
-)
-# The beginning of an escape sequence at the end of what has arrived.
-_UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]{{0,256}}[ -/]{{0,8}}|{_STRING}\x1b?|\x1b[ -/]{{0,8}})\Z")
-
-
-class _OpenLine:
-    """The line that is being written: a row of characters and a cursor, as in a terminal."""
-
-    def __init__(self, offset: int, limit: int) -> None:
-        self.offset = offset
-        self._limit = limit
-        self._characters: list[str] = []
-        self._styles: list[Style] = []
-        self._column = 0
-        self._extent = 0
-        self._waiting = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes, style: Style, *, last: bool = False) -> Style:
-        """Writes `data`, which holds no newline; returns the style at its end."""
-        text = self._waiting + self._decoder.decode(data, last)
-        self._waiting = ""
-        if not last and (unfinished := _UNFINISHED.search(text)):
-            self._waiting = unfinished[0]
-            text = text[: unfinished.start()]
-        for token in _TOKEN.finditer(text):
-            kind = token.lastgroup
-            if kind == "text":
-                self._put(token[0], style)
-            elif kind == "final":
-                style = self._control_sequence(token["csi"], token["final"], style)
-            elif kind == "control":
-                self._control_character(token[0], style)
-        return style
-
-    def _put(self, text: str, style: Style) -> None:
-        start = self._column
-        self._column += len(text)
-        self._extent = max(self._extent, self._column)
-        if start >= self._limit:
-            return
-        text = text[: self._limit - start]
-        missing = start - len(self._characters)
-        if missing > 0:
-            self._characters.extend(" " * missing)
-            self._styles.extend([PLAIN] * missing)
-        end = start + len(text)
-        self._characters[start:end] = text
-        self._styles[start:end] = [style] * len(text)
-
-    def _control_character(self, character: str, style: Style) -> None:
-        if character == "\r":
-            self._column = 0
-        elif character == "\b":
-            self._column = max(0, self._column - 1)
-        elif character == "\t":
-            self._put(" " * (TAB - self._column % TAB), style)
-
-    def _control_sequence(self, parameters: str, final: str, style: Style) -> Style:
-        if final == "m":
-            return _sgr(style, parameters)
-        if final == "K":
-            self._erase(parameters)
-        elif final in "CDG":
-            amount = min(int(parameters), self._limit) if parameters.isdecimal() else 1
-            column = {"C": self._column + max(amount, 1), "D": self._column - max(amount, 1), "G": amount - 1}[final]
-            self._column = max(0, column)
-        return style
-
-    def _erase(self, parameters: str) -> None:
-        if parameters in ("", "0"):
-            del self._characters[self._column :], self._styles[self._column :]
-            self._extent = min(self._extent, self._column)
-        elif parameters == "2":
-            self._characters, self._styles, self._extent = [], [], 0
-        elif parameters == "1":
-            end = min(self._column + 1, len(self._characters))
-            self._characters[:end] = " " * end
-            self._styles[:end] = [PLAIN] * end
-
-    def line(self) -> Line:
-        spans: list[Span] = []
-        start = 0
-        for index in range(1, len(self._styles) + 1):
-            style = self._styles[start]
-            if index == len(self._styles) or self._styles[index] is not style:
-                if style is not PLAIN:
-                    spans.append(Span(start, index, style))
-                start = index
-        cut = max(0, self._extent - self._limit)
-        return Line("".join(self._characters), self.offset, tuple(spans), cut)
-
-
-_FLAGS = {1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "reverse", 9: "strike"}
-_FLAGS_OFF = {
-    21: ("bold",),
-    22: ("bold", "dim"),
-    23: ("italic",),
-    24: ("underline",),
-    27: ("reverse",),
-    29: ("strike",),
-}
-
-
-def _sgr(style: Style, parameters: str) -> Style:
-    """The style after "select graphic rendition" (ECMA-48, 8.3.117); what is not known changes nothing."""
-    rest = iter(parameters.split(";"))
-    for part in rest:
-        code, *details = map(_number, part.split(":"))
-        if code == 0 and not details:
-            style = PLAIN
-        elif code in _FLAGS:
-            style = replace(style, **{_FLAGS[code]: details[:1] != [0]})
-        elif code in _FLAGS_OFF:
-            style = replace(style, **dict.fromkeys(_FLAGS_OFF[code], False))
-        elif code in (38, 48):
-            colour = _colour(iter(details)) if details else _colour(map(_number, rest))
-            if len(details) > 4 and details[0] == 2:  # ISO 8613-6: a colour space stands before the red
-                colour = _colour(iter([2, *details[2:]]))
-            if colour is not None:
-                style = replace(style, colour=colour) if code == 38 else replace(style, background=colour)
-        elif 30 <= code <= 39 or 90 <= code <= 97:
-            style = replace(style, colour=None if code == 39 else code - 30 if code < 90 else code - 82)
-        elif 40 <= code <= 49 or 100 <= code <= 107:
-            style = replace(style, background=None if code == 49 else code - 40 if code < 100 else code - 92)
-    return PLAIN if style == PLAIN else style
-
-
-def _number(part: str) -> int:
-    return int(part) if part.isdecimal() and len(part) < 5 else 0
-
-
-def _colour(rest: Iterator[int]) -> Colour | None:
-    mode = next(rest, 0)
-    if mode == 5:
-        return min(next(rest, 0), 255)
-    if mode == 2:
-        return min(next(rest, 0), 255), min(next(rest, 0), 255), min(next(rest, 0), 255)
-    return None
+# Cursor up (CUU), and up to the first column (CPL): how bars that stand one under the other are drawn.
+_UP = re.compile(rb"\x1b\[([0-9]{0,3})([AF])")
 
 
 class Change(NamedTuple):
@@ -224,7 +33,8 @@ class LogText:
     """The bytes [start, end) of a file as lines.
 
     limit: bytes that the lines may take, as `LINE_COST` counts them; a window that is over it loses lines at the end that is
-    away from where it grows. The last line may still be open: it has no newline yet and can change.
+    away from where it grows. The last lines may still be open: one that has no newline yet, and those that the cursor went up
+    over (bars that stand one under the other).
     """
 
     def __init__(self, limit: int = TEXT_LIMIT, line_limit: int = LINE_LIMIT) -> None:
@@ -235,25 +45,37 @@ class LogText:
     def clear(self, offset: int) -> None:
         """Empties the window; the file goes on at `offset`."""
         self._lines: list[Line] = []
-        self._open: _OpenLine | None = None
+        self._open: OpenLine | None = None  # where the cursor is
+        self._below: list[OpenLine] = []  # lines under the cursor; none where no line is open
+        self._lowest = self._dropped = 0
         self._style = PLAIN
         self._cost = 0
         self._first_is_partial = False
         self.start = self.end = offset
 
     def __len__(self) -> int:
-        return len(self._lines) + (self._open is not None)
+        return len(self._lines) + (self._open is not None) + len(self._below)
 
     def __getitem__(self, index: int) -> Line:
         """The line of an index from 0 on. Raises IndexError."""
-        if index == len(self._lines) and self._open is not None:
+        below = index - len(self._lines)
+        if below == 0 and self._open is not None:
             return self._open.line()
-        return self._lines[index]
+        return self._below[below - 1].line() if below > 0 else self._lines[index]
 
     @property
     def finished(self) -> int:
-        """How many lines can change no more."""
+        """How many lines are not open: they change no more unless the cursor goes up into them."""
         return len(self._lines)
+
+    def mark(self) -> None:
+        """From here on `kept` is counted."""
+        self._lowest, self._dropped = len(self._lines), 0
+
+    @property
+    def kept(self) -> int:
+        """Of the lines that were finished at the mark: how many, from the first on, the cursor did not go up into."""
+        return self._lowest
 
     @property
     def end_of_finished(self) -> int:
@@ -286,14 +108,15 @@ class LogText:
         if not len(self):
             self.start = self.end = offset
             self._first_is_partial = offset > 0
+        if self._open is not None and (begun := self._open.take_escape()):
+            data = begun + data
+            self.end -= len(begun)
         *whole, rest = data.split(b"\n")
         for part in whole:
             self._finish(part)
             self.end += len(part) + 1
         if rest:
-            if self._open is None:
-                self._open = _OpenLine(self.end, self._line_limit)
-            self._style = self._open.feed(rest, self._style)
+            self._write(rest)
             self.end += len(rest)
         return Change(top=-self._trim_top())
 
@@ -330,18 +153,51 @@ class LogText:
         """Ends a line with `part`, the bytes before a newline."""
         if self._open is None:
             text = part.decode("utf-8", "replace").rstrip("\r")
-            if text.isprintable() or not _HAS_CONTROL.search(text):
+            if text.isprintable() or not HAS_CONTROL.search(text):
                 kept = text[: self._line_limit]
                 spans = (Span(0, len(kept), self._style),) if kept and self._style is not PLAIN else ()
                 self._add(Line(kept, self.end, spans, len(text) - len(kept)))
                 return
-            self._open = _OpenLine(self.end, self._line_limit)
-        self._style = self._open.feed(part, self._style, last=True)
-        self._add(self._open.line())
-        self._open = None
+        opened = self._write(part, last=True)
+        self._add(opened.line())
+        self._open = self._below.pop(0) if self._below else None
+        if self._open is not None:
+            self._open.column = 0
+
+    def _write(self, part: bytes, *, last: bool = False) -> OpenLine:
+        """Writes `part`, which holds no newline; returns the line where the cursor is then."""
+        start = 0
+        if b"\x1b[" in part:
+            for up in _UP.finditer(part):
+                opened = self._put(part[start : up.start()], last=True)
+                self._go_up(opened, int(up[1] or b"1"), 0 if up[2] == b"F" else opened.column)
+                start = up.end()
+        return self._put(part[start:], last=last)
+
+    def _put(self, part: bytes, *, last: bool) -> OpenLine:
+        if self._open is None:
+            self._open = OpenLine(self.end, self._line_limit)
+        self._style = self._open.feed(part, self._style, last=last)
+        return self._open
+
+    def _go_up(self, opened: OpenLine, count: int, column: int) -> None:
+        for _ in range(max(1, count)):
+            # A first line of which the window has only a part stays as it is: older bytes will take its place.
+            if (
+                len(self._lines) <= self._first_is_partial
+                or len(self._below) >= MOST_UP
+                or self._lines[-1].kind != "text"
+            ):
+                break
+            line = self._lines.pop()
+            self._cost -= _cost(line)
+            self._below.insert(0, opened)
+            self._open = opened = OpenLine.again(line, column, self._line_limit)
+        opened.column = column
+        self._lowest = min(self._lowest, self._dropped + len(self._lines))
 
     def _close_open(self) -> None:
-        if self._open is not None:
+        while self._open is not None:
             self._finish(b"")
 
     def _add(self, line: Line) -> None:
@@ -356,6 +212,7 @@ class LogText:
             self._cost -= _cost(self._lines[count])
             count += 1
         del self._lines[:count]
+        self._dropped += count
         self.start = self._lines[0].offset
         self._first_is_partial = self._first_is_partial and not count
         return count
@@ -372,6 +229,7 @@ class LogText:
         self.end = self._lines[count].offset
         del self._lines[count:]
         self._open = None
+        self._below.clear()
         self._style = PLAIN
         return True
 

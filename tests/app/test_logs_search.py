@@ -91,3 +91,10 @@ async def test_a_match_stays_on_its_line_when_older_lines_are_dropped() -> None:
         match = app.view.search.match
         assert match is not None
         assert app.view.text[match.line].text == "line     90"
+
+
+async def test_what_is_not_found_says_how_much_of_the_file_was_not_searched() -> None:
+    async with viewer() as (app, pilot):
+        await draw(pilot, app, lines(0, 100), offset=3 * 1024 * 1024)
+        assert not app.view.look_for("nowhere")
+        assert app.view.search.message == "not found in the lines loaded; 3.0 MiB of the file were not searched"

@@ -284,3 +284,19 @@ def test_snapshot_of_a_real_log(size: tuple[int, int], snap_compare: Callable[..
         app.view.look_for("engine")
 
     assert snap_compare(app, terminal_size=size, run_before=run_before)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_bars_under_one_another_take_one_line_each(wrap: bool) -> None:
+    async with viewer(size=(40, 12)) as (app, pilot):
+        app.view.wrap = wrap
+        await draw(pilot, app, b"before\n")
+        for number in range(5):
+            bar = b"\repochs %d" % number + b"\n\rsteps %d " % number + b"#" * 60 + b"\x1b[A"
+            await draw(pilot, app, bar)
+        shown = [line for line in screen(app.view) if line]
+        assert shown[:2] == ["before", "epochs 4"] and shown[2].startswith("steps 4 ###")
+        assert len(shown) == (4 if wrap else 3)
+        app.view.look_for("steps 4")
+        await draw(pilot, app, b"\n\nafter\n")
+        assert [line for line in screen(app.view) if line][-1] == "after"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from dflash_tui.fleet.logtext import LINE_COST, PLAIN, Line, LogText, Span, Style
+from dflash_tui.fleet.logline import PLAIN, Line, Span, Style
+from dflash_tui.fleet.logtext import LINE_COST, MOST_UP, LogText
 
 LOGS = sorted((Path(__file__).parent.parent / "data" / "logs").glob("*.log"))
 
@@ -19,6 +22,7 @@ NASTY = (
     b"\x1b]0;a title\x07after\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n\x1bP+q\x1b\\\x1b(B\x1b[?25l\x1b[2J\x1b[10;5Hmoved\n"
     b"caf\xc3\xa9 \xe6\x97\xa5\xe6\x9c\xac \xff\xfe half \xe6\x97\n\tone\ttwo\x08\x08xx\n\x00\x07bell\n\n"
     b"\xe2\x80\xae evil \xc2\x9b31mno\n\x1b]0;never ended\nwriting\x1b[2K\rnew\n"
+    b"outer 0\n\rinner 0\x1b[A\router 1\n\rinner 1 \xe6\x97\xa5\x1b[A\x1b[31m\router 2\n\n\x1b[2Flast\x1b[0m\n\nup\x1b[99Atop\n\n\n"
     b"long: " + b"x" * 9000 + b"\n" + b"y" * 9000 + b"\rY\n" + b"the last, open \x1b[3"
 )
 
@@ -69,6 +73,38 @@ def test_no_control_character_and_no_escape_comes_through() -> None:
 
 def test_a_progress_bar_overwrites_its_line() -> None:
     assert texts(b" 10%|#   |\r 50%|##  |\r100%|####|\nend\n") == ["100%|####|", "end"]
+
+
+def test_bars_under_one_another_stay_one_line_each() -> None:
+    outer = [f"\repochs: {k}" for k in range(3)]
+    inner = [f"\n\rsteps: {k}\x1b[A" for k in range(50)]
+    data = "before\n" + "".join(bar + "".join(inner) for bar in outer)
+    assert texts(data.encode()) == ["before", "epochs: 2", "steps: 49"]
+    assert texts((data + "\n\nafter\n").encode()) == ["before", "epochs: 2", "steps: 49", "after"]
+
+
+def test_real_nested_tqdm_bars_stay_one_line_each() -> None:
+    out = io.StringIO()
+    for _ in tqdm(range(3), desc="epochs", file=out, mininterval=0, ascii=True):
+        for _ in tqdm(range(20), desc="steps", file=out, mininterval=0, ascii=True, leave=False):
+            pass
+    found = [line for line in texts(out.getvalue().encode()) if line.strip()]
+    assert len(found) == 1 and found[0].startswith("epochs: 100%"), found
+
+
+def test_the_cursor_goes_up_no_further_than_the_window_and_its_bound() -> None:
+    assert texts(b"one\n\x1b[99Atwo")[0] == "two"
+    data = b"".join(b"%d\n" % number for number in range(200)) + b"\x1b[999Fhere\n"
+    assert texts(data)[200 - MOST_UP] == "here"
+
+
+def test_what_the_cursor_went_up_into_is_told_from_what_was_kept() -> None:
+    text = LogText()
+    text.feed(b"a\nb\nc\nd")
+    text.mark()
+    text.feed(b"\x1b[2AB")
+    assert (text.kept, text.finished, len(text)) == (1, 1, 4)
+    assert [text[index].text for index in range(4)] == ["a", "bB", "c", "d"]
 
 
 def test_a_shorter_text_after_a_carriage_return_leaves_the_rest_of_the_longer_one_as_a_terminal_does() -> None:

@@ -16,6 +16,7 @@ from textual.widgets import Footer, Input, Static
 from dflash_tui.app.messages import LogReceived
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.log_view import LogView, Where
+from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import Cell, Row, RowsView, cell
 from dflash_tui.app.widgets.words import job_state, last_seen, link_state
 from dflash_tui.fleet.facts import LogArrived
@@ -253,8 +254,8 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
         if node is not None and not node.live:
             now = self.console.now()
             parts.append(", ".join(filter(None, (f"link {link_state(node, now)[0]}", last_seen(node, now)))))
-        self.query_one("#log-header", Static).update(Content("  ".join(parts)))
-        self.query_one("#log-status", Static).update(Content("  ".join(self._status(view))))
+        put(self.query_one("#log-header", Static), Content("  ".join(parts)))
+        put(self.query_one("#log-status", Static), Content("  ".join(self._status(view))))
 
     def _status(self, view: LogView) -> list[str]:
         if view.following:

@@ -15,7 +15,7 @@ from textual.strip import Strip
 
 from dflash_tui.app.widgets.log_rows import cells, drawn_text
 from dflash_tui.app.widgets.log_search import Match
-from dflash_tui.fleet.logtext import Colour, Line, Style
+from dflash_tui.fleet.logline import Colour, Line, Style
 
 # The sixteen colours of a terminal by the theme's variables: black to white, then the bright ones.
 _TEXT = (
@@ -95,6 +95,9 @@ class Palette:
 def strip_of(text: Text, plain: RichStyle, left: int, width: int, row: int) -> Strip:
     """Columns [left, left + width) of a text as a row of the screen; `row` in the log is what a selection goes by."""
     ascii_only = text.plain.isascii()
+    if ascii_only and not text.spans:  # most lines of most logs
+        part = text.plain[left : left + width].ljust(width)
+        return Strip([Segment(part, plain + RichStyle.from_meta({"offset": (left, row)}))], width)
     text.stylize_before(plain)
     if ascii_only:
         text = text[left : left + width]

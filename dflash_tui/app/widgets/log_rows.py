@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, chop_cells
 
-from dflash_tui.fleet.logtext import Line
+from dflash_tui.fleet.logline import Line
 
 
 def drawn_text(line: Line) -> str:
@@ -38,10 +38,11 @@ class RowIndex:
         self._count = 0
         self._ends: list[int] = []  # rows of all lines up to this one, `_base` included
         self._base = 0
+        self._open: list[int] = []  # rows of the lines after those, which may change
 
     def rebuild(self, texts: Iterable[str], count: int, width: int | None) -> None:
         """Forgets all and measures anew."""
-        self.width, self._count, self._ends, self._base = width, 0, [], 0
+        self.width, self._count, self._ends, self._base, self._open = width, 0, [], 0, []
         if width is None:
             self._count = count
         else:
@@ -49,12 +50,21 @@ class RowIndex:
 
     def append(self, texts: Iterable[str]) -> None:
         """Adds lines at the end."""
-        end = self.rows + self._base
+        end = self._finished + self._base
         for text in texts:
             self._count += 1
             if self.width is not None:
                 end += len(pieces(text, self.width))
                 self._ends.append(end)
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` lines."""
+        self._count = count
+        del self._ends[count:]
+
+    def set_open(self, texts: Iterable[str]) -> None:
+        """The lines after all others, which may change."""
+        self._open = [len(pieces(text, self.width)) for text in texts]
 
     def drop(self, count: int) -> int:
         """Takes lines away at the top; returns how many rows these were."""
@@ -67,6 +77,10 @@ class RowIndex:
 
     @property
     def rows(self) -> int:
+        return self._finished + sum(self._open)
+
+    @property
+    def _finished(self) -> int:
         if self.width is None:
             return self._count
         return self._ends[-1] - self._base if self._ends else 0
@@ -75,6 +89,8 @@ class RowIndex:
         """The first row of a line; the number of all rows where `line` is one past the last."""
         if self.width is None:
             return line
+        if line > self._count:
+            return self._finished + sum(self._open[: line - self._count])
         return self._ends[line - 1] - self._base if line else 0
 
     def locate(self, row: int) -> tuple[int, int]:
@@ -82,4 +98,6 @@ class RowIndex:
         if self.width is None:
             return row, 0
         line = bisect_right(self._ends, row + self._base)
+        while line - self._count < len(self._open) - 1 and row >= self.first_row(line + 1):
+            line += 1
         return line, row - self.first_row(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from dflash_tui.fleet.format import size
 from dflash_tui.fleet.logtext import LogText
 
 
@@ -50,8 +51,11 @@ class LogSearch:
         spans = (found.span() for found in self._pattern.finditer(self._text[line].text))
         return [Match(line, start, end) for start, end in spans if end > start]
 
-    def find(self, direction: int, line: int) -> Match | None:
-        """The next match (1), or the one before (-1), from the last one or from `line` on; goes on from the other end."""
+    def find(self, direction: int, line: int, *, unseen: int = 0) -> Match | None:
+        """The next match (1), or the one before (-1), from the last one or from `line` on; goes on from the other end.
+
+        unseen: bytes of the file that are not among the lines; whoever finds nothing is told of them.
+        """
         if self._pattern is None:
             self.message = self.message or "nothing is looked for yet: press / first"
             return None
@@ -68,6 +72,8 @@ class LogSearch:
                 return self.match
         self.match = None
         self.message = "not found"
+        if unseen:
+            self.message += f" in the lines loaded; {size(unseen)} of the file were not searched"
         return None
 
     def shift(self, lines: int) -> None:

@@ -6,6 +6,7 @@ Only rows that can be seen are rendered, and bytes are taken in batches, so that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic
 from typing import ClassVar, Literal
 
 from rich.style import Style as RichStyle
@@ -23,7 +24,8 @@ from dflash_tui.app.widgets.log_rows import RowIndex, cells, drawn_text, pieces
 from dflash_tui.app.widgets.log_search import LogSearch, Match
 from dflash_tui.fleet.logtext import LogText
 
-FLUSH_S = 0.2  # bytes that arrive within this time are drawn together
+FLUSH_S = 0.05  # bytes that arrive within this time are drawn together,
+FLOOD_S = 0.5  # and so seldom while they keep arriving: nobody reads faster, and drawing is what costs
 
 Where = Literal["older", "newer", "head", "end"]
 
@@ -77,7 +79,7 @@ class LogView(ScrollView, can_focus=True):
         self._palette: Palette | None = None
         self._plain: RichStyle | None = None
         self._pending: list[tuple[bytes, int, int]] = []
-        self._flush_planned = False
+        self._flush_planned, self._flushed = False, 0.0
         self._asked: Where | None = None
         self._no_older = False
         self._own_move = False
@@ -90,7 +92,7 @@ class LogView(ScrollView, can_focus=True):
         self._pending.append((data, offset, gap))
         if not self._flush_planned:
             self._flush_planned = True
-            self.set_timer(FLUSH_S, self._flush)
+            self.set_timer(max(FLUSH_S, self._flushed + FLOOD_S - monotonic()), self._flush)
 
     def restart(self, offset: int, note: str = "", *, stream_end: int | None = None) -> None:
         """Forgets all that is shown and goes on at `offset`, where the stream stands too unless `stream_end` says otherwise.
@@ -100,8 +102,7 @@ class LogView(ScrollView, can_focus=True):
         if self._pending:
             self.post_message(self.Drawn(sum(len(data) for data, _, _ in self._pending)))
             self._pending.clear()
-        self._asked = None
-        self._no_older = False
+        self._asked, self._no_older = None, False
         self.search.forget_place()
         self._widest = 0
         self.stream_end = offset if stream_end is None else stream_end
@@ -115,8 +116,8 @@ class LogView(ScrollView, can_focus=True):
     def note(self, text: str) -> None:
         """Puts a line of the console's own at the end."""
         self._flush()
-        before = self.text.finished
-        self._appended(before, self.text.note(text).top)
+        self.text.mark()
+        self._appended(self.text.note(text).top)
 
     def older(self, data: bytes, offset: int) -> None:
         """Takes the bytes before the text that were asked for. Where none come, or only a hole in the file, it asks no more."""
@@ -136,8 +137,8 @@ class LogView(ScrollView, can_focus=True):
     def newer(self, data: bytes, offset: int) -> None:
         """Takes the bytes after the text that were asked for."""
         self._asked = None
-        before = self.text.finished
-        self._appended(before, self.text.feed(data, offset).top)
+        self.text.mark()
+        self._appended(self.text.feed(data, offset).top)
         self.stream_end = max(self.stream_end, self.text.end)
 
     def refused(self) -> None:
@@ -145,11 +146,12 @@ class LogView(ScrollView, can_focus=True):
         self._asked = None
 
     def _flush(self) -> None:
-        self._flush_planned = False
+        self._flush_planned, self._flushed = False, monotonic()
         pending, self._pending = self._pending, []
         if not pending:
             return
-        before, dropped, taken = self.text.finished, 0, 0
+        self.text.mark()
+        dropped, taken = 0, 0
         for data, offset, gap in pending:
             taken += len(data)
             self.stream_end = offset + len(data)
@@ -160,7 +162,7 @@ class LogView(ScrollView, can_focus=True):
             if gap:
                 dropped += self.text.gap(gap).top
             dropped += self._take(data, offset)
-        self._appended(before, dropped)
+        self._appended(dropped)
         self.call_after_refresh(self.post_message, self.Drawn(taken))
 
     def _take(self, data: bytes, offset: int) -> int:
@@ -197,9 +199,10 @@ class LogView(ScrollView, can_focus=True):
     def _wrap_width(self) -> int | None:
         return max(2, self.scrollable_content_region.width) if self.wrap else None
 
-    def _appended(self, before: int, top: int) -> None:
-        """Lines came at the end, of which there were `before`; `-top` lines went at the top."""
-        dropped = -top
+    def _appended(self, top: int) -> None:
+        """Since the text's mark lines came at the end; `-top` lines went at the top."""
+        before, dropped = self.text.kept, -top
+        self._rows.cut(before)
         known = max(0, before - dropped)
         rows = self._rows.drop(min(dropped, before))
         self._rows.append(self._finished_texts(known))
@@ -219,11 +222,9 @@ class LogView(ScrollView, can_focus=True):
             self._widest = max(self._widest, cells(drawn_text(self.text[index])))
 
     def _resize_content(self) -> None:
-        rows = self._rows.rows
-        if len(self.text) > self.text.finished:
-            rows += len(pieces(drawn_text(self.text[self.text.finished]), self._rows.width))
+        self._rows.set_open(drawn_text(self.text[index]) for index in range(self.text.finished, len(self.text)))
         self._own_move = True
-        self.virtual_size = Size(0 if self.wrap else self._widest, rows)
+        self.virtual_size = Size(0 if self.wrap else self._widest, self._rows.rows)
         self._own_move = False
         self.refresh()
         self.post_message(self.Changed())
@@ -237,8 +238,7 @@ class LogView(ScrollView, can_focus=True):
         super().watch_scroll_y(old_value, new_value)
         if self._own_move or round(old_value) == round(new_value):
             return
-        at_end = round(new_value) >= self.max_scroll_y
-        self.following = at_end and not self.behind
+        self.following = round(new_value) >= self.max_scroll_y and not self.behind
         self._ask_at_the_edges()
         self.post_message(self.Changed())
 
@@ -261,11 +261,11 @@ class LogView(ScrollView, can_focus=True):
             self._move_to(self.max_scroll_y)
 
     def _rewrap(self) -> None:
-        line, _ = self._rows.locate(self.scroll_offset.y)
+        line = self.first_line - 1
         self._rows.rebuild(self._finished_texts(0), self.text.finished, self._wrap_width)
         self._resize_content()
-        at_line = self._rows.first_row(min(line, self.text.finished))
-        self._move_to(self.max_scroll_y if self.following else at_line, 0 if self.wrap else None)
+        row = self.max_scroll_y if self.following else self._rows.first_row(max(0, min(line, self.text.finished)))
+        self._move_to(row, 0 if self.wrap else None)
 
     def watch_wrap(self) -> None:
         if self.is_mounted:
@@ -330,7 +330,8 @@ class LogView(ScrollView, can_focus=True):
 
     def action_find(self, direction: int) -> bool:
         """Goes to the next match, or to the one before with -1."""
-        match = self.search.find(direction, self._rows.locate(self.scroll_offset.y)[0])
+        row = self._rows.locate(self.scroll_offset.y)[0]
+        match = self.search.find(direction, row, unseen=self.text.start + self.behind)
         if match is not None:
             self.following = False
             self._show(match)
@@ -388,10 +389,9 @@ class LogView(ScrollView, can_focus=True):
         return self._palette.paint(self.text[index], self.search.matches(index), self.search.match)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        first = selection.start.y if selection.start else 0
         last = min(selection.end.y if selection.end else self.virtual_size.height, self.virtual_size.height - 1)
         parts = []
-        for row in range(first, last + 1):
+        for row in range(selection.start.y if selection.start else 0, last + 1):
             index, part = self._rows.locate(row)
             text = pieces(drawn_text(self.text[index]), self._rows.width)[part]
             start, end = selection.get_span(row) or (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
@@ -14,11 +15,12 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from dflash_tui.app.bridge import Inbox, NodeLinkLike
-from dflash_tui.app.commands import ConsoleCommands, show_help
+from dflash_tui.app.commands import ConsoleCommands, ConsolePalette, show_help
 from dflash_tui.app.crash import write_report
 from dflash_tui.app.messages import FleetChanged, LogReceived
 from dflash_tui.app.screens.fleet import FleetScreen
@@ -60,6 +62,7 @@ class ConsoleApp(App[None]):
         Binding("j,2", "mode('jobs')", "Jobs", show=False),
         Binding("l,3", "mode('logs')", "Logs", show=False),
         Binding("question_mark", "help", "Help"),
+        Binding("f1", "help", "Help", show=False),  # where a field takes every character
         Binding("q", "quit", "Quit"),
     ]
 
@@ -105,6 +108,11 @@ class ConsoleApp(App[None]):
     def say(self, text: str, severity: SeverityLevel = "information") -> None:
         """Tells the user one line; what nodes wrote in it is no markup."""
         self.notify(text, severity=severity, markup=False)
+
+    def retry(self, host: str) -> None:
+        """Connects to a host now, where its link waits or was refused."""
+        self._links[host].retry()
+        self.say(f"{host}: connecting again")
 
     def open_launch(self) -> None:
         """Opens the launch form over the Jobs screen."""
@@ -159,6 +167,9 @@ class ConsoleApp(App[None]):
 
     def _start(self) -> None:
         """What may wait until something is on the screen."""
+        # What is loaded by now stays: the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
         for link in self._links.values():
             link.start()
 
@@ -195,6 +206,10 @@ class ConsoleApp(App[None]):
         base = self.screen_stack[0]
         if isinstance(base, LogsScreen):
             self._logs = base
+
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(ConsolePalette(id="--command-palette"))
 
     def action_help(self) -> None:
         show_help(self)

@@ -23,6 +23,9 @@ class NodeLinkLike(Protocol):
 
     def close(self, wait: bool = True) -> None: ...
 
+    def retry(self) -> None:
+        """Connects now, instead of after the wait or never."""
+
     def launch(self, job_id: str, launch: Launch) -> Future[Job]: ...
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]: ...

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider, SearchIcon
 
 from dflash_tui.app.screens.help import HelpScreen
 from dflash_tui.app.screens.jobs import JobsScreen
+from dflash_tui.app.widgets.words import WAITING, why
 from dflash_tui.fleet.facts import JobState
 from dflash_tui.fleet.format import one_line
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from dflash_tui.app.app import ConsoleApp
 
 MOST_JOBS = 200  # of a fleet's jobs that the palette offers: those that run, then the newest
+
+
+class ConsolePalette(CommandPalette):
+    """The palette with a sign that every terminal draws one column wide, in place of an emoji."""
+
+    def on_mount(self) -> None:
+        self.query_one(SearchIcon).icon = "/"
 
 
 class Command(NamedTuple):
@@ -52,6 +60,9 @@ class ConsoleCommands(Provider):
         yield Command("Help", "What this screen shows, and its keys", partial(show_help, app))
         if not app.settings.read_only:
             yield Command("Launch a job", "The form, with a plan before anything starts", app.open_launch)
+        for node in app.fleet.nodes:
+            if node.link.state in WAITING:
+                yield Command(f"Connect to {one_line(node.host)} now", why(node), partial(app.retry, node.host))
         yield from self._job_commands()
         for name in sorted(app.available_themes):
             yield Command(

@@ -94,6 +94,9 @@ class ScriptedLink:
     def close(self, wait: bool = True) -> None:
         self.closed = True
 
+    def retry(self) -> None:
+        self.asked.append(("retry", {}))
+
     def _answer(self, name: str, answer: Any, **asked: Any) -> Future[Any]:
         self.asked.append((name, asked))
         future: Future[Any] = Future()

@@ -24,6 +24,7 @@ from .scripted import (
     type_text,
     until,
     until_shown,
+    until_told,
 )
 
 
@@ -102,6 +103,44 @@ async def test_the_filter_narrows_the_list_and_escape_gives_it_back() -> None:
         assert "3 H200 MIG" in shown(app)
         await pilot.press("escape")
         await until_shown(pilot, "laptop.cluster", "1 H200")
+
+
+async def test_escape_gives_the_list_back_also_after_the_filter_was_kept() -> None:
+    app = console(ScriptedLink("gpu-1", gpu_node("gpu-1")), ScriptedLink("laptop", cpu_node("laptop")))
+    async with app.run_test(size=(80, 40)) as pilot:
+        await until_shown(pilot, "gpu-1.cluster", "laptop.cluster")
+        await pilot.press("slash")
+        await type_text(pilot, "MIG")
+        await pilot.press("enter")
+        await until(pilot, lambda: "laptop" not in shown(app) and "MIG" in shown(app).splitlines()[-2])
+        await pilot.press("escape")
+        await until_shown(pilot, "laptop.cluster", "1 H200")
+
+
+async def test_r_connects_again_to_the_node_under_the_cursor_where_its_link_waits() -> None:
+    refused, alive = ScriptedLink("gpu-9", refused_node("gpu-9")), ScriptedLink("gpu-1", gpu_node("gpu-1"))
+    app = console(refused, alive)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "gpu-9  refused", "r connects again now", "r Connect now")
+        await pilot.press("r")
+        await until_told(pilot, "gpu-9: connecting again")
+        assert refused.asked == [("retry", {})]
+        refused.emit(LinkChanged("gpu-9", LinkState.LIVE, NOW))
+        await until(pilot, lambda: "Connect now" not in shown(app))
+        await pilot.press("r", "end", "r")
+        assert (len(refused.asked), alive.asked) == (1, [])
+
+
+async def test_a_node_that_has_not_told_its_readings_yet_says_so() -> None:
+    app = console(ScriptedLink("gpu-1", live("gpu-1")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "waiting for its first readings")
+
+
+async def test_a_read_only_console_says_so_where_80_columns_cut_nothing() -> None:
+    app = console(ScriptedLink("gpu-1", gpu_node("gpu-1")), read_only=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "read-only [1 Fleet]", "1/1 nodes live, 4 GPUs, 0 jobs active")
 
 
 async def test_what_a_node_writes_is_never_markup_and_carries_no_escape_sequence() -> None:

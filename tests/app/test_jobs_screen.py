@@ -89,6 +89,38 @@ async def test_the_detail_says_why_a_job_failed_and_what_it_was_asked_for() -> N
         )
 
 
+async def test_at_80_by_24_the_detail_shows_progress_rate_and_paths_without_scrolling() -> None:
+    app = on_jobs(node(RUNNING))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "/models/qwen3-8b", "/data/gsm8k", f"/data/{RUNNING.id}")
+        await until_shown(
+            pilot, "> running  for 1m 9s", "52%  520/1,000 samples  ETA 55s", "8.7 samples/s  7,600 tokens/s"
+        )
+        await until_shown(pilot, "455k tokens, 20.5 GiB in 1m; now extracting")
+
+
+async def test_a_job_that_has_done_nothing_yet_says_what_it_is_doing_in_place_of_its_bar() -> None:
+    loading = running_job(progress=Progress(done=0, total=1000, phase="importing torch"))
+    starting = running_job(
+        "20261130-010300-demo-dddd", name="demo", progress=None, last_event={"event": "phase", "phase": "checking"}
+    )
+    app = on_jobs(node(loading, starting))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "importing tor", "checking")
+
+
+async def test_escape_gives_all_jobs_back_after_a_filter_was_kept() -> None:
+    app = on_jobs(node(RUNNING, DONE))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "yesterday", "qwen3-8b gsm8k")
+        await pilot.press("slash")
+        await type_text(pilot, "yester")
+        await pilot.press("enter")
+        await until(pilot, lambda: "qwen3-8b gsm8k" not in shown(app))
+        await pilot.press("escape")
+        await until_shown(pilot, "qwen3-8b gsm8k")
+
+
 async def test_a_running_job_comes_before_those_that_ended() -> None:
     app = on_jobs(node(DONE, FAILED, RUNNING))
     async with app.run_test(size=(100, 40)) as pilot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from textual.command import CommandPalette
+from textual.command import CommandPalette, SearchIcon
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -15,8 +15,8 @@ from dflash_tui.app.screens.help import HelpScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.config import Settings
-from dflash_tui.fleet.facts import JobsArrived, JobState
-from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node, launch_file, running_job
+from dflash_tui.fleet.facts import JobsArrived, JobState, LinkState
+from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node, launch_file, refused_node, running_job
 
 ENDED = "20261130-015500-extract-0001"
 
@@ -55,6 +55,19 @@ async def test_every_action_is_in_the_palette() -> None:
             assert title in titles
         assert "Stop the first on gpu-1" not in titles
         assert "Restart qwen3-8b gsm8k on gpu-1" not in titles
+
+
+async def test_the_palette_connects_again_to_a_node_that_was_refused() -> None:
+    link = ScriptedLink("gpu-9", refused_node("gpu-9"))
+    app = ConsoleApp([link], Settings(hosts=("gpu-9",)), clock=Clock(NOW))
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.fleet.nodes[0].link.state is LinkState.REFUSED)
+        commands = {command.title: command for command in ConsoleCommands(app.screen).commands()}
+        commands["Connect to gpu-9 now"].run()
+        assert link.asked == [("retry", {})]
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        assert app.screen.query_one(SearchIcon).icon == "/"
 
 
 async def test_a_read_only_console_offers_nothing_that_writes() -> None:

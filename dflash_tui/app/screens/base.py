@@ -9,6 +9,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from dflash_tui.app.messages import FleetChanged
+from dflash_tui.app.widgets.put import put
 from dflash_tui.fleet.state import Fleet
 
 if TYPE_CHECKING:
@@ -23,13 +24,17 @@ class TitleBar(Static):
     def __init__(self, mode: str) -> None:
         super().__init__(id="title")
         self._mode = mode
-        self._shown: tuple[Fleet, bool] | None = None
+        self._shown: Fleet | None = None
 
     def show(self, fleet: Fleet, *, read_only: bool) -> None:
-        if self._shown == (fleet, read_only):
+        if self._shown is fleet:
             return
-        self._shown = (fleet, read_only)
-        parts: list[tuple[str, str]] = [("dflash-tui ", "bold")]
+        self._shown = fleet
+        # In the place of the name: there 80 columns cannot cut it.
+        parts: list[tuple[str, str]] = [
+            ("read-only", "bold reverse") if read_only else ("dflash-tui", "bold"),
+            (" ", ""),
+        ]
         for mode, title in TITLES:
             parts.append((f"[{title}]" if mode == self._mode else f" {title} ", "bold" if mode == self._mode else ""))
         totals = fleet.totals()
@@ -37,11 +42,8 @@ class TitleBar(Static):
             f"{totals.live}/{totals.nodes} nodes live, {totals.gpus} {'GPU' if totals.gpus == 1 else 'GPUs'}, "
             f"{totals.active_jobs} {'job' if totals.active_jobs == 1 else 'jobs'} active"
         )
-        if read_only:
-            # Before the numbers: those may be cut at 80 columns, this may not.
-            parts.append(("  read-only", "bold reverse"))
         parts.append(("  " + numbers, ""))
-        self.update(Content.assemble(*parts))
+        put(self, Content.assemble(*parts))
 
 
 class ConsoleScreen(Screen[None]):

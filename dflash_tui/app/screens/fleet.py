@@ -14,8 +14,11 @@ from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.filter_bar import FilterBar
 from dflash_tui.app.widgets.fleet_view import FleetView
 from dflash_tui.app.widgets.node_detail import gpu_detail, node_detail
+from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import RowsView
-from dflash_tui.fleet.state import Fleet
+from dflash_tui.app.widgets.words import WAITING
+from dflash_tui.fleet.facts import LinkState
+from dflash_tui.fleet.state import Fleet, NodeView
 
 
 class FleetScreen(ConsoleScreen):
@@ -29,10 +32,14 @@ One section a node: the state of its link, when it was last seen, its host in on
 utilisation now and over the last two minutes, memory, power and its limit, temperature, clock.
 Below stand the processes of the GPU under the cursor, or the node itself.
 `N/A` means that the node cannot say; it is not 0.
+A node that cannot be reached is tried again by itself. One that was refused is not (a host key that is not known, say):
+mend what the lines below name, then `r` connects again.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
         Binding("d", "toggle_detail", "Detail"),
+        Binding("r", "retry", "Connect now"),
+        Binding("escape", "clear_filter", "Show all", show=False),
     ]
 
     def compose(self) -> ComposeResult:
@@ -46,6 +53,7 @@ Below stand the processes of the GPU under the cursor, or the node itself.
     def on_mount(self) -> None:
         self._fleet: Fleet | None = None
         self._drawn: Fleet | None = None
+        self._link_state: LinkState | None = None
         self.query_one(FleetView).focus()
         self.set_interval(self.console.settings.refresh, self._draw)
         self.set_interval(1.0, self._refresh_ages)
@@ -65,6 +73,10 @@ Below stand the processes of the GPU under the cursor, or the node itself.
         self._drawn = self._fleet
         self.query_one(FleetView).show(self._fleet)
         self._draw_detail()
+        node = self.selected()
+        if node is not None and node.link.state is not self._link_state:
+            self._link_state = node.link.state
+            self.refresh_bindings()
 
     def _refresh_ages(self) -> None:
         if self.is_current:
@@ -79,14 +91,34 @@ Below stand the processes of the GPU under the cursor, or the node itself.
             text = node_detail(node)
         else:
             text = gpu_detail(node, gpu)
-        self.query_one("#fleet-detail-text", Static).update(text)
+        put(self.query_one("#fleet-detail-text", Static), text)
 
     def on_rows_view_moved(self, event: RowsView.Moved) -> None:
         self._draw_detail()
+        self.refresh_bindings()
         self.query_one("#fleet-detail", VerticalScroll).scroll_home(animate=False)
 
     def action_filter(self) -> None:
         self.query_one(FilterBar).open()
+
+    def action_clear_filter(self) -> None:
+        self.query_one(FilterBar).action_clear_filter()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "retry":
+            node = self.selected()
+            return node is not None and node.link.state in WAITING
+        return True
+
+    def selected(self) -> NodeView | None:
+        """The node under the cursor, or the one whose GPU is there."""
+        view = self.query_one(FleetView)
+        return view.node_of(view.cursor)
+
+    def action_retry(self) -> None:
+        node = self.selected()
+        if node is not None:
+            self.console.retry(node.host)
 
     def action_toggle_detail(self) -> None:
         detail = self.query_one("#fleet-detail")

@@ -19,6 +19,7 @@ from dflash_tui.app.screens.confirm import ConfirmScreen, stop_text
 from dflash_tui.app.widgets.filter_bar import FilterBar
 from dflash_tui.app.widgets.job_detail import job_detail
 from dflash_tui.app.widgets.jobs_table import JobRow, JobsTable, heading
+from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import RowsView
 from dflash_tui.fleet.facts import Job, JobState
 from dflash_tui.fleet.state import Fleet, NodeView
@@ -48,6 +49,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         Binding("l", "open_log", "Log"),
         Binding("d", "toggle_detail", "Detail"),
         Binding("slash", "filter", "Filter"),
+        Binding("escape", "clear_filter", "Show all", show=False),
     ]
 
     def compose(self) -> ComposeResult:
@@ -62,7 +64,10 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
     def on_mount(self) -> None:
         self._launches: dict[JobRow, Launch] = {}
         self._wanted: JobRow | None = None
+        self._states: list[tuple[str, bool, str, JobState]] = []
+        self._drawn: Fleet | None = None
         self.query_one(JobsTable).focus()
+        self.set_interval(self.console.settings.refresh, self._refresh)
         self.set_interval(1.0, self._refresh_ages)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -70,6 +75,17 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         self.query_one("#jobs-heading", Static).update(Content(heading(event.size.width - 1)))
 
     def show_fleet(self, fleet: Fleet) -> None:
+        # Progress waits for the next drawing; a job that comes, goes or changes its state, or its node its link, does not.
+        states = [(node.host, node.live, job.id, job.state) for node in fleet.nodes for job in node.jobs.values()]
+        if states != self._states or self._wanted is not None:
+            self._states = states
+            self._draw()
+
+    def on_screen_resume(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        fleet, self._drawn = self.console.fleet, self.console.fleet
         table = self.query_one(JobsTable)
         table.show(fleet)
         if self._wanted in table.rows and self._wanted is not None:
@@ -82,10 +98,13 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         self._wanted = JobRow(host, job)
         self.show_fleet(self.console.fleet)
 
+    def _refresh(self) -> None:
+        if self.is_current and self._drawn is not self.console.fleet:
+            self._draw()
+
     def _refresh_ages(self) -> None:
         if self.is_current:
-            table = self.query_one(JobsTable)
-            table.refresh_rows(table.rows)
+            self.query_one(JobsTable).refresh_ages()
 
     # The job under the cursor.
 
@@ -114,7 +133,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             if launch is None and node.live:
                 self._read_launch(row)
             text = job_detail(node, job, launch, now=self.console.now(), clock=self.console.clock_text)
-        self.query_one("#job-detail-text", Static).update(text)
+        put(self.query_one("#job-detail-text", Static), text)
 
     @work(exclusive=True, group="launch-file")
     async def _read_launch(self, row: JobRow) -> None:
@@ -158,6 +177,9 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
 
     def action_filter(self) -> None:
         self.query_one(FilterBar).open()
+
+    def action_clear_filter(self) -> None:
+        self.query_one(FilterBar).action_clear_filter()
 
     def on_filter_bar_filter_changed(self, event: FilterBar.FilterChanged) -> None:
         self.query_one(JobsTable).set_filter(event.text)

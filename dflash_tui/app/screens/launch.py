@@ -19,6 +19,7 @@ from dflash_tui.app.orders import FIELDS, VERBS, WITH_GPUS, Order, make_order
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.gpu_choice import GpuChoice
 from dflash_tui.app.widgets.plan_view import plan_content, refusal_content
+from dflash_tui.app.widgets.put import put
 from dflash_tui.fleet.state import Fleet
 from dflash_tui.link import LinkError, new_job_id
 
@@ -168,7 +169,7 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         node = self.console.fleet.node(self._value("host"))
         known = node is not None and node.metrics is not None
         text = "no GPU on this node: it runs on the CPU" if known else "the node's GPUs are not known yet"
-        self.query_one("#no-gpus", Static).update(Content(text))
+        put(self.query_one("#no-gpus", Static), Content(text))
 
     def _show_state(self) -> None:
         """Launch can be pressed only for what was planned, word for word."""
@@ -184,7 +185,7 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
             if self._planned is None
             else "changed: plan it again"
         )
-        self.query_one("#form-hint", Static).update(Content("asking the node ..." if self._busy else hint))
+        put(self.query_one("#form-hint", Static), Content("asking the node ..." if self._busy else hint))
 
     @on(Select.Changed)
     def _chosen(self, event: Select.Changed) -> None:

@@ -88,6 +88,8 @@ class FleetView(RowsView):
                 yield FleetRow("host", node.host)
                 if not gpus or node.metrics.gpu_error or node.metrics.stale:
                     yield FleetRow("note", node.host)
+            elif node.agent is not None:
+                yield FleetRow("note", node.host)
             for gpu in shown:
                 yield FleetRow("gpu", node.host, gpu_key(gpu))
 
@@ -108,8 +110,9 @@ class FleetView(RowsView):
             return self._draw_node(node, width)
         if row.kind == "host" and node.metrics is not None:
             return (cell("  " + host_line(node.metrics.host, width - 2), width, "dim"),)
-        if row.kind == "note" and node.metrics is not None:
-            return (cell("  " + gpu_note(node), width, "warn" if node.metrics.gpu_error else "dim"),)
+        if row.kind == "note":
+            bad = node.metrics is not None and node.metrics.gpu_error
+            return (cell("  " + gpu_note(node), width, "warn" if bad else "dim"),)
         gpu = self.gpu_of(row)
         if row.kind == "gpu" and gpu is not None:
             return draw_gpu(gpu, node.gpu_series.get(row.key, ()), width, dim=not node.live)
@@ -129,7 +132,8 @@ class FleetView(RowsView):
             if agent.hostname != node.host:
                 parts += [("  ", ""), (fmt.one_line(agent.hostname), "")]
             active = sum(not job.state.ended for job in node.jobs.values())
-            parts += [("  ", ""), (f"{active} active of {len(node.jobs)} jobs", "dim")]
+            jobs = "1 job" if len(node.jobs) == 1 else f"{len(node.jobs)} jobs"
+            parts += [("  ", ""), (f"{jobs}, {active} active", "dim")]
             parts += [("  ", ""), (fmt.one_line(f"agent {agent.agent_pid} as {agent.user}"), "dim")]
         return parts
 
@@ -138,7 +142,7 @@ def gpu_note(node: NodeView) -> str:
     """Why the GPUs of a node are not all they could be, on one line."""
     metrics = node.metrics
     if metrics is None:
-        return ""
+        return "waiting for its first readings"
     if metrics.stale:
         return f"readings are stale: the driver has not answered for {fmt.duration(metrics.age_s)}"
     if metrics.gpu_error:

@@ -7,17 +7,20 @@ from typing import Any
 
 from textual.content import Content
 
-from dflash_tui.app.widgets.jobs_table import done_of
-from dflash_tui.app.widgets.sparkline import sparkline
+from dflash_tui.app.widgets.jobs_table import done_of, fraction, phase
+from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
 from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
-from dflash_tui.fleet.series import last
+from dflash_tui.fleet.series import Series, last
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.node.protocol import Launch
 
 LABEL_WIDTH = 10
+# So that progress and rate are one line each at 80 columns.
+BAR_WIDTH = 24
+HISTORY = 20
 
 
 def job_detail(
@@ -40,31 +43,17 @@ def _lines(
 
     yield "job", f"{job.id}  {job.verb} on {node.host}"
     seen = last_seen(node, now)
-    yield "state", " ".join([job_state(job.state)[0], f"({seen}: it may have changed)" if seen else "", ended(job)])
+    parts = (
+        job_state(job.state)[0],
+        f"({seen}: it may have changed)" if seen else "",
+        took(node, job, now),
+        ended(job),
+    )
+    yield "state", "  ".join(filter(None, parts))
     if job.reason:
         yield "why", job.reason
-    progress = job.progress
-    if progress is not None:
-        phase = f"{progress.phase}  " if progress.phase else ""
-        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
-        yield (
-            "progress",
-            (
-                f"{phase}{done_of(job)} samples{skipped}, {fmt.count(progress.tokens)} tokens, "
-                f"{fmt.size(progress.bytes)} in {fmt.duration(progress.elapsed_s)}"
-            ),
-        )
-        if not job.state.ended:
-            yield (
-                "rate",
-                (
-                    f"{fmt.count(progress.samples_per_s)} samples/s  {fmt.count(progress.tokens_per_s)} tokens/s  "
-                    f"{fmt.megabytes_per_s(progress.bytes_per_s)} MB/s  ETA {fmt.duration(progress.eta_s)}"
-                ),
-            )
     series = node.job_series.get(job.id, ())
-    if last(series) is not None:
-        yield "history", sparkline(series, min(60, len(series)))
+    yield from _progress(job, series)
     for stray in job.strays:
         memory = "" if stray.gpu_bytes is None else f" holding {fmt.size(stray.gpu_bytes)} of GPU memory"
         yield "stray", f"process {stray.pid}{memory}: {stray.command}"
@@ -85,6 +74,38 @@ def _lines(
         yield "event", f"{job.last_event.get('event', '')}: {fields(job.last_event)}"
     yield "folder", f"{job.directory}  log {fmt.size(job.log_size)}"
     yield "python", job.python or fmt.NOT_AVAILABLE
+
+
+def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:
+    progress = job.progress
+    done = fraction(job)
+    doing = phase(job)
+    if done is not None and progress is not None:
+        whole = f"{bar(done, BAR_WIDTH)}▏{fmt.percent(100 * done)}  {done_of(job)} samples"
+        left = "" if job.state.ended else f"  ETA {fmt.duration(progress.eta_s)}"
+        yield "progress", whole + left
+    if progress is None:
+        if doing:
+            yield "now", doing
+        return
+    if not job.state.ended:
+        rates = (
+            f"{fmt.count(progress.samples_per_s)} samples/s  {fmt.count(progress.tokens_per_s)} tokens/s  "
+            f"{fmt.megabytes_per_s(progress.bytes_per_s)} MB/s"
+        )
+        yield "rate", rates + (f"  {sparkline(series, min(HISTORY, len(series)))}" if last(series) is not None else "")
+    counted = "" if done is not None else f", {done_of(job)} samples"
+    skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
+    made = f"{fmt.count(progress.tokens)} tokens, {fmt.size(progress.bytes)} in {fmt.duration(progress.elapsed_s)}"
+    yield "so far", f"{made}{counted}{skipped}{f'; now {doing}' if doing and not job.state.ended else ''}"
+
+
+def took(node: NodeView, job: Job, now: float) -> str:
+    """For how long a job has run, or ran: "for 3m 10s"; "" before it has begun."""
+    if job.started is None:
+        return ""
+    end = node.console_time(job.ended) if job.ended is not None else None if job.state.ended else now
+    return "" if end is None else f"for {fmt.duration(end - node.console_time(job.started))}"
 
 
 def ended(job: Job) -> str:

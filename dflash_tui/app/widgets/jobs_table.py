@@ -73,6 +73,15 @@ def fraction(job: Job) -> float | None:
     return min(1.0, progress.done / progress.total)
 
 
+def phase(job: Job) -> str:
+    """What a job is doing by its own words ("importing torch"), "" where it has not said."""
+    if job.progress is not None and job.progress.phase:
+        return job.progress.phase
+    event = job.last_event or {}
+    said = event.get("phase") if event.get("event") == "phase" else None
+    return said if isinstance(said, str) else ""
+
+
 def done_of(job: Job) -> str:
     """Samples done and in all: "520/1,000"."""
     progress = job.progress
@@ -89,6 +98,7 @@ class JobsTable(RowsView):
         super().__init__(id=id)
         self._clock = clock
         self._jobs: dict[JobRow, tuple[NodeView, Job]] = {}
+        self._ages: dict[JobRow, str] = {}  # as they were drawn last
         self._filter = ""
 
     def set_filter(self, text: str) -> None:
@@ -98,6 +108,7 @@ class JobsTable(RowsView):
 
     def show(self, fleet: Fleet) -> None:
         """Shows the jobs of the fleet; draws those that changed, and no other."""
+
         before, self._jobs = self._jobs, {JobRow(node.host, job.id): (node, job) for node, job in fleet.jobs()}
         self._set()
         self.refresh_rows(
@@ -108,6 +119,15 @@ class JobsTable(RowsView):
 
     def job_of(self, row: Row | None) -> tuple[NodeView, Job] | None:
         return self._jobs.get(row) if isinstance(row, JobRow) else None
+
+    def refresh_ages(self) -> None:
+        """Draws the jobs anew whose age reads otherwise by now."""
+        self.refresh_rows(
+            row for row, age in self._ages.items() if row in self._jobs and age != self._age(*self._jobs[row])
+        )
+
+    def _age(self, node: NodeView, job: Job) -> str:
+        return fmt.duration(self._clock() - node.console_time(job.created))
 
     def _set(self) -> None:
         self.set_rows(row for row, (node, job) in self._jobs.items() if self._matches(node, job))
@@ -144,6 +164,9 @@ class JobsTable(RowsView):
                 return cell(job.verb, size, dim)
             case "progress":
                 done = fraction(job)
+                doing = phase(job)
+                if not done and doing and not job.state.ended:
+                    return cell(doing, size, dim or "accent")
                 text = bar(done, size - 5) + fmt.percent(None if done is None else 100 * done).rjust(5)
                 return (text, dim or ("dim" if done is None else "good"))
             case "done/total":
@@ -151,8 +174,8 @@ class JobsTable(RowsView):
             case "history":
                 return cell(sparkline(node.job_series.get(job.id, ()), size), size, "accent")
             case "age":
-                age = self._clock() - node.console_time(job.created)
-                return cell(fmt.duration(age), size, dim, right=True)
+                age = self._ages[JobRow(node.host, job.id)] = self._age(node, job)
+                return cell(age, size, dim, right=True)
             case _:
                 text = "" if rated is None else rate(column.title, rated)
                 return cell(text, size, dim, right=True)

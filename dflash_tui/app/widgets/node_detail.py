@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from dflash_tui.app.widgets.words import job_state, why
+from dflash_tui.app.widgets.words import WAITING, job_state, why
 from dflash_tui.fleet import format as fmt
 from dflash_tui.fleet.facts import Gpu
 from dflash_tui.fleet.state import NodeView
@@ -41,6 +41,8 @@ def node_detail(node: NodeView) -> Content:
     reason = why(node)
     if reason:
         lines.append(Content(reason))
+    if node.link.state in WAITING:
+        lines.append(Content("r connects again now"))
     if node.agent is not None:
         agent = node.agent
         offset = f"{agent.clock_offset_s:+.1f} s" if abs(agent.clock_offset_s) >= 0.05 else "equal to here"

@@ -27,7 +27,8 @@ def cell(text: str, width: int, style: str = "", *, right: bool = False) -> Cell
     return (set_cell_size(text.rjust(width) if right else text, width), style)
 
 
-class RowsView(ScrollView, can_focus=True):
+# Without Textual's own keys: of those the ones that are not here go sideways, and no row is wider than the screen.
+class RowsView(ScrollView, can_focus=True, inherit_bindings=False):
     """Shows rows, one a line, with a cursor that stays on its row when others come and go.
 
     A subclass says by `draw_row` how; a row is any hashable value that names what stands on the line.

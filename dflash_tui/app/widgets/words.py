@@ -19,6 +19,9 @@ JOB_SIGNS: dict[JobState, tuple[str, str]] = {
     JobState.ORPHANED: ("?", "bad"),
 }
 
+# A link in one of these does nothing until it is asked to, or not yet.
+WAITING = (LinkState.RETRYING, LinkState.REFUSED)
+
 LINK_STYLES: dict[LinkState, str] = {
     LinkState.LIVE: "good",
     LinkState.STALE: "warn",

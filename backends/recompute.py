@@ -67,7 +67,12 @@ class PlainForward:
         logging.disable_progress_bar()
         try:
             loaded, report = AutoModel.from_pretrained(
-                model, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
+                model,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
             self._model = loaded.to(self._device).eval()
         except (torch.OutOfMemoryError, MemoryError):
@@ -76,10 +81,12 @@ class PlainForward:
             raise JobError(
                 f"the model {model} cannot be loaded: {one_line(error)}", "see that its weights are whole"
             ) from error
-        missing = sorted(report["missing_keys"])
-        if missing:
+        strange = {key for key in report["unexpected_keys"] if "layers." in key}
+        wrong = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"]), *strange})
+        if wrong:
             raise JobError(
-                f"the model {model} lacks {len(missing)} weights, such as {missing[0]}", "see that it is whole"
+                f"the weights and config.json of {model} differ in {len(wrong)} tensors, such as {wrong[0]}",
+                "see that both are of one model",
             )
         self._norm: Any = getattr(self._model, "norm", None)
         if self._norm is None:

@@ -63,18 +63,34 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError) as error:
         raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", "check its files") from error
-    # Transformers fills what a checkpoint lacks with random numbers and only warns.
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise JobError(
-            f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} first", "fetch the model again"
-        )
+    _refuse_misfits(folder, info)
     keep_blocks(model, layer_ids)
     moved: nn.Module = model.to(device).eval().requires_grad_(False)
     return moved
+
+
+def _refuse_misfits(folder: Path, info: dict[str, Any]) -> None:
+    """Raises JobError where weights and config.json are not of one model.
+
+    Transformers fills what is missing or of another shape with random numbers, and leaves out what the config does not know.
+    """
+    misfits = {
+        "lack": info["missing_keys"],
+        "have another shape than config.json says in": (key[0] for key in info["mismatched_keys"]),
+        # A head is not needed; a bias or a block that is left out makes other states.
+        "hold, unknown to config.json,": (key for key in info["unexpected_keys"] if "layers." in key),
+    }
+    for what, keys in misfits.items():
+        names = sorted(keys)
+        if names:
+            raise JobError(
+                f"the weights in {folder} {what} {len(names)} tensors, {names[0]} first",
+                "fetch the model again, config.json and weights together",
+            )
 
 
 class Extractor:

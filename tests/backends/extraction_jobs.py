@@ -1,4 +1,4 @@
-"""Real extraction jobs for tests: the command as a process, its events, and what is on the disk."""
+"""Real extraction jobs for tests: the command as a process or with workers in this one, and what is on the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
-from backends.store import check_file, read_manifest
+from backends.hf.extractor import Extractor, PackResult, Sample
+from backends.plan import ExtractPlan
+from backends.store import Store, check_file, read_manifest
+from backends.workers import Message, Work
 
 MAIN = Path(__file__).parents[2] / "backends" / "__main__.py"
 PATIENCE_S = 240.0
@@ -147,3 +150,58 @@ def check_whole(output: Path, dataset: Path, *, layers: int = 6, hidden: int = 6
         check_file(path, token_ids=rows.row(row)[0], layers=layers, hidden_size=hidden, dtype=manifest.header["dtype"])
         assert path.stat().st_size == entry.bytes
     return len(manifest.entries)
+
+
+class InProcess:
+    """Workers for tests in this process, with a real extractor: what a cluster's engine would be.
+
+    most_tokens: a larger pack "does not fit into memory".
+    """
+
+    count = 1
+
+    def __init__(self, plan: ExtractPlan, _store: Store, most_tokens: int = 1 << 30) -> None:
+        self.extractor = Extractor.open(
+            Path(plan.spec.model),
+            plan.layer_ids,
+            dtype=plan.spec.dtype,
+            device="cpu",
+            output=Path(plan.spec.output),
+        )
+        self.plan = plan
+        self.most_tokens = most_tokens
+        self.said: list[Message] = []
+        self.sizes: list[int] = []
+
+    def start(self, worker: int) -> int:
+        self.said.append(Message(worker, "ready", {"device": "cpu", "packing": "packs", "why_not": ""}))
+        self.ready = True
+        return os.getpid()
+
+    def room(self) -> bool:
+        return True
+
+    def submit(self, work: Work) -> None:
+        samples = [Sample(row, self.plan.dataset.row(row)[0]) for row in work.rows]
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        if tokens > self.most_tokens:
+            self.said.append(Message(0, "oom", {"id": work.id, "message": "no room"}))
+            return
+        self.sizes.append(tokens)
+        results: list[PackResult | BaseException] = []
+        self.extractor.run(samples, results.append)
+        until(lambda: results, "a pack")
+        result = results[0]
+        assert isinstance(result, PackResult)
+        entries = [[entry.row, entry.file, entry.tokens, entry.bytes] for entry in result.entries]
+        self.said.append(Message(0, "done", {"id": work.id, "entries": entries, "bad": result.bad}))
+
+    def in_flight(self) -> int:
+        return len([message for message in self.said if message.event in ("done", "oom")])
+
+    def results(self, timeout_s: float) -> list[Message]:
+        said, self.said = self.said, []
+        return said
+
+    def close(self, *, at_once: bool = False) -> None:
+        self.extractor.close()

@@ -90,25 +90,44 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_nothing_is_lost_or_done_t
     assert running.events()[-1]["done"] == SAMPLES
 
 
-def test_a_job_whose_runner_is_killed_is_resumed_with_no_sample_lost_or_done_twice(
+def test_sigterm_drains_and_commits_and_a_killed_runner_loses_nothing_and_the_job_goes_on_after_both(
     job: Callable[..., Job], many: Path
 ) -> None:
     running = job().start()
     running.until_files(20)
-    worker = running.worker_pids()[0]
-    running.kill()
-    until(lambda: not alive(worker), "the end of a worker whose runner is gone")
+    assert running.process is not None
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait() == 3
+    last = running.events()[-1]
+    assert last["event"] == "interrupted"
+    assert 20 <= last["done"] < last["total"] == SAMPLES
+    # What has a final name is listed, and nothing is half-written.
+    assert len(running.files()) == check_whole(running.output, many) == last["done"]
+    assert list(running.output.glob(".tmp-*")) == []
+    assert not any(map(alive, running.worker_pids()))
     before = identities(running.output)
-    assert 20 <= len(before) < SAMPLES
+
+    killed = job().start()
+    killed.until_files(len(before) + 20)
+    worker = killed.worker_pids()[0]
+    killed.kill()
+    until(lambda: not alive(worker), "the end of a worker whose runner is gone")
+    more = identities(running.output)
+    assert len(before) < len(more) < SAMPLES
     listed = check_whole(running.output, many)
-    assert 0 < listed <= len(before)
+    assert len(before) < listed <= len(more)
 
     resumed = job()
     assert resumed.run() == 0, resumed.stderr
     check_all_done_once(running.output, many)
     after = identities(running.output)
     assert {name: after[name] for name in before} == before
-    assert resumed.events("started")[0]["already_done"] == len(before)
+    assert {name: after[name] for name in more} == more
+    started, last = resumed.events("started")[0], resumed.events()[-1]
+    assert started["already_done"] == len(more)
+    # Samples count from the first run on, tokens and bytes from this one.
+    made = [(running.output / name).stat().st_size for name in after.keys() - more.keys()]
+    assert (last["done"], last["total"], last["bytes"]) == (SAMPLES, SAMPLES, sum(made))
 
 
 def test_a_job_resumed_while_workers_of_the_killed_one_live_waits_for_them(job: Callable[..., Job], many: Path) -> None:
@@ -127,28 +146,6 @@ def test_a_job_resumed_while_workers_of_the_killed_one_live_waits_for_them(job: 
         os.kill(worker, signal.SIGCONT)
     assert resumed.wait() == 0, resumed.stderr
     check_all_done_once(running.output, many)
-
-
-def test_sigterm_drains_commits_and_exits_3_and_the_job_can_go_on(job: Callable[..., Job], many: Path) -> None:
-    running = job().start()
-    running.until_files(20)
-    assert running.process is not None
-    running.process.send_signal(signal.SIGTERM)
-    assert running.wait() == 3
-    last = running.events()[-1]
-    assert last["event"] == "interrupted"
-    assert 20 <= last["done"] < last["total"] == SAMPLES
-    # What has a final name is listed, and nothing is half-written.
-    assert len(running.files()) == check_whole(running.output, many) == last["done"]
-    assert list(running.output.glob(".tmp-*")) == []
-    assert not any(map(alive, running.worker_pids()))
-    before = identities(running.output)
-
-    resumed = job()
-    assert resumed.run() == 0
-    check_all_done_once(running.output, many)
-    after = identities(running.output)
-    assert {name: after[name] for name in before} == before
 
 
 def test_sigterm_while_the_model_loads_stops_at_once(job: Callable[..., Job]) -> None:
@@ -188,9 +185,11 @@ def test_two_jobs_on_one_folder_the_second_is_refused_and_the_first_unharmed(
     check_all_done_once(first.output, many)
 
 
-def test_leftovers_and_garbage_of_earlier_jobs_are_swept_or_made_again(job: Callable[..., Job], dataset: Path) -> None:
+def test_leftovers_and_garbage_of_earlier_jobs_are_swept_or_made_again(
+    job: Callable[..., Job], dataset: Path, extraction: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(extraction, tmp_path / "out")
     done = job(dataset=str(dataset))
-    assert done.run() == 0
     manifest = done.output / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     rows = list(read_manifest(done.output).entries)
@@ -203,14 +202,13 @@ def test_leftovers_and_garbage_of_earlier_jobs_are_swept_or_made_again(job: Call
     listed_but_gone.unlink()
     (done.output / ".tmp-1-2-3-hs_0.safetensors").write_bytes(b"half")
 
-    again = job(dataset=str(dataset))
-    assert again.run() == 0, again.stderr
+    assert done.run() == 0, done.stderr
     check_all_done_once(done.output, dataset)
     after = identities(done.output)
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {garbled.name, swapped.name, listed_but_gone.name}
     assert adopted.name not in changed
-    warnings = " ".join(event["message"] for event in again.events("warning"))
+    warnings = " ".join(event["message"] for event in done.events("warning"))
     assert garbled.name in warnings
     assert f"{swapped.name}: " in warnings
 

@@ -6,23 +6,24 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from extraction_jobs import alive, check_all_done_once, check_whole, make_dataset, until
+from extraction_jobs import InProcess, alive, check_all_done_once, check_whole, make_dataset
 from safetensors.torch import load_file, save_file
 
 from backends.errors import Interrupted, JobError, WorkerError
-from backends.hf.extractor import Extractor, PackResult, Sample, is_out_of_memory
+from backends.hf.extractor import Extractor, is_out_of_memory
 from backends.plan import ExtractPlan
 from backends.progress import Progress
+from backends.recompute import PlainForward
 from backends.runner import extract
 from backends.spec import ExtractSpec
 from backends.store import Entry, Store, read_manifest
-from backends.workers import LocalWorkers, Message, Work, usable_cores
+from backends.workers import LocalWorkers, usable_cores
 
 # A token that neither the random datasets nor the proof at start use.
 RARE = 1999
@@ -64,68 +65,13 @@ def with_rare_token(folder: Path, rows: Sequence[int], total: int) -> Path:
     return folder
 
 
-class InProcess:
-    """Workers for tests in this process, with a real extractor: what a cluster's engine would be.
-
-    most_tokens: a larger pack "does not fit into memory".
-    """
-
-    count = 1
-
-    def __init__(self, plan: ExtractPlan, most_tokens: int) -> None:
-        self.extractor = Extractor.open(
-            Path(plan.spec.model),
-            plan.layer_ids,
-            dtype=plan.spec.dtype,
-            device="cpu",
-            output=Path(plan.spec.output),
-        )
-        self.plan = plan
-        self.most_tokens = most_tokens
-        self.said: list[Message] = []
-        self.sizes: list[int] = []
-
-    def start(self, worker: int) -> int:
-        self.said.append(Message(worker, "ready", {"device": "cpu", "packing": "packs", "why_not": ""}))
-        self.ready = True
-        return os.getpid()
-
-    def room(self) -> bool:
-        return True
-
-    def submit(self, work: Work) -> None:
-        samples = [Sample(row, self.plan.dataset.row(row)[0]) for row in work.rows]
-        tokens = sum(len(sample.token_ids) for sample in samples)
-        if tokens > self.most_tokens:
-            self.said.append(Message(0, "oom", {"id": work.id, "message": "no room"}))
-            return
-        self.sizes.append(tokens)
-        results: list[PackResult | BaseException] = []
-        self.extractor.run(samples, results.append)
-        until(lambda: results, "a pack")
-        result = results[0]
-        assert isinstance(result, PackResult)
-        entries = [[entry.row, entry.file, entry.tokens, entry.bytes] for entry in result.entries]
-        self.said.append(Message(0, "done", {"id": work.id, "entries": entries, "bad": result.bad}))
-
-    def in_flight(self) -> int:
-        return len([message for message in self.said if message.event in ("done", "oom")])
-
-    def results(self, timeout_s: float) -> list[Message]:
-        said, self.said = self.said, []
-        return said
-
-    def close(self, *, at_once: bool = False) -> None:
-        self.extractor.close()
-
-
 def test_a_pack_that_does_not_fit_into_memory_comes_again_in_halves(
     models: dict[str, Path], some: Path, tmp_path: Path, events: Any
 ) -> None:
     made: list[InProcess] = []
 
     def make(plan: ExtractPlan, store: Store) -> InProcess:
-        made.append(InProcess(plan, most_tokens=100))
+        made.append(InProcess(plan, store, most_tokens=100))
         return made[-1]
 
     done = extract(spec_of(models["qwen3"], some, tmp_path / "out"), events, never, make_workers=make)
@@ -150,7 +96,7 @@ def test_what_is_written_by_the_time_of_a_commit_is_committed_together(
     made: list[InProcess] = []
 
     def make(plan: ExtractPlan, store: Store) -> InProcess:
-        made.append(InProcess(plan, most_tokens=10_000))
+        made.append(InProcess(plan, store, most_tokens=10_000))
         return made[-1]
 
     extract(spec_of(models["qwen3"], some, tmp_path / "out", pack_tokens=100), events, never, make_workers=make)
@@ -169,7 +115,7 @@ def test_a_stop_that_comes_when_everything_is_done_is_no_interruption(
     made: list[InProcess] = []
 
     def make(plan: ExtractPlan, store: Store) -> InProcess:
-        made.append(InProcess(plan, most_tokens=10_000))
+        made.append(InProcess(plan, store, most_tokens=10_000))
         return made[-1]
 
     done = extract(spec_of(models["qwen3"], some, tmp_path / "out"), events, once_all_is_handed_out, make_workers=make)
@@ -192,7 +138,7 @@ def test_one_sample_that_does_not_fit_into_memory_ends_the_job_naming_the_row(
             spec_of(models["qwen3"], some, tmp_path / "out"),
             events,
             never,
-            make_workers=lambda plan, store: InProcess(plan, most_tokens=48),
+            make_workers=lambda plan, store: InProcess(plan, store, most_tokens=48),
         )
 
 
@@ -208,7 +154,8 @@ def test_one_sample_in_two_hundred_that_is_not_finite_is_skipped_and_spoils_no_o
     broken_for_one_token: Path, tmp_path: Path, events: Any
 ) -> None:
     dataset = with_rare_token(tmp_path / "data", [77], 200)
-    done = extract(spec_of(broken_for_one_token, dataset, tmp_path / "out"), events, never)
+    spec = spec_of(broken_for_one_token, dataset, tmp_path / "out")
+    done = extract(spec, events, never, make_workers=InProcess)
     assert (done["done"], done["skipped"], done["total"]) == (199, 1, 200)
     messages = [warning["message"] for warning in events.of("warning")]
     assert messages == ["row 77 is skipped: slot 0 of token 0 holds a value that is not finite", done["message"]]
@@ -223,8 +170,9 @@ def test_more_than_one_in_a_hundred_that_are_not_finite_end_the_job(
     broken_for_one_token: Path, tmp_path: Path, events: Any
 ) -> None:
     dataset = with_rare_token(tmp_path / "data", [0, 3], 40)
+    spec = spec_of(broken_for_one_token, dataset, tmp_path / "out")
     with pytest.raises(JobError, match=r"row \d: slot 0 of token 0 holds a value that is not finite"):
-        extract(spec_of(broken_for_one_token, dataset, tmp_path / "out"), events, never)
+        extract(spec, events, never, make_workers=InProcess)
 
 
 def test_token_ids_outside_the_vocabulary_end_the_job_naming_the_rows(
@@ -235,16 +183,35 @@ def test_token_ids_outside_the_vocabulary_end_the_job_naming_the_rows(
         extract(spec_of(models["qwen3"], dataset, tmp_path / "out"), events, never)
 
 
-def test_a_checkpoint_that_lacks_tensors_is_refused_instead_of_filled_with_random_numbers(
-    models: dict[str, Path], some: Path, tmp_path: Path, events: Any
+BLOCK = "model.layers.3.mlp.down_proj"
+MISFITS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
+    "a tensor is missing": (lambda w: w.pop(f"{BLOCK}.weight"), "lack 1 tensors"),
+    "a tensor has another shape": (
+        lambda w: w.update({f"{BLOCK}.weight": torch.ones(64, 7)}),
+        "have another shape than config.json says in 1",
+    ),
+    "a bias that the config does not know": (lambda w: w.update({f"{BLOCK}.bias": torch.ones(64)}), "hold, unknown to"),
+    "a block that the config does not know": (
+        lambda w: w.update({"model.layers.8.mlp.down_proj.weight": torch.ones(64, 192)}),
+        "hold, unknown to",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_weights_that_are_not_those_of_the_config_are_refused_by_backend_and_reference(
+    misfit: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "torn"
+    folder = tmp_path / "model"
     shutil.copytree(models["llama"], folder)
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.3.mlp.down_proj.weight"]
+    change, words = MISFITS[misfit]
+    change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(JobError, match=r"lack 1 tensors, .*layers\.3\.mlp\.down_proj\.weight"):
-        extract(spec_of(folder, some, tmp_path / "out"), events, never)
+    with pytest.raises(JobError, match=rf"{words}.*layers\.\d\.mlp\.down_proj"):
+        Extractor.open(folder, (2, 8), dtype="float32", device="cpu", output=tmp_path)
+    with pytest.raises(JobError, match=r"differ in 1 tensors, such as .*layers\.\d\.mlp\.down_proj"):
+        PlainForward(folder)
 
 
 def test_two_workers_share_one_queue_and_one_of_them_may_die(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from extraction_jobs import InProcess
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -78,7 +79,7 @@ def test_sixteen_bit_states_pass_within_their_limit_and_not_within_that_of_float
         last=6,
         min_free_bytes=0,
     )
-    extract(spec, EventLog(None), lambda: False)
+    extract(spec, EventLog(None), lambda: False, make_workers=InProcess)
     result = _verify(tmp_path / "out", recompute=3)
     assert result["verified"] == 6 and result["not_extracted"] == 18
     assert result["recomputed_worst_error"] > 1e-5
@@ -146,7 +147,7 @@ def test_what_is_deleted_after_a_failed_verify_is_made_again_by_the_same_extract
     spec = ExtractSpec(
         model=str(models["qwen3"]), dataset=str(dataset), output=str(states), dtype="float32", min_free_bytes=0
     )
-    extract(spec, EventLog(None), lambda: False)
+    extract(spec, EventLog(None), lambda: False, make_workers=InProcess)
     assert _verify(states, recompute=24)["verified"] == 24
 
 

@@ -298,6 +298,7 @@ def _already_done(output: Path, identity: dict[str, Any]) -> dict[str, Any] | No
         raise PrepareError(f"the output {output} exists and was not written by `prepare`", remedy) from None
     if not same:
         changed = [name for name, value in identity.items() if record["identity"].get(name) != value]
+        changed = changed or [f"the version of prepare, {record['version']} there and {_VERSION} here"]
         raise PrepareError(f"the output {output} holds another dataset (differs in {', '.join(changed)})", remedy)
     if len(PreparedDataset(output)) != finished["samples"]:
         raise PrepareError(

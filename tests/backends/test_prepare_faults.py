@@ -110,6 +110,15 @@ def test_an_output_of_another_prepare_or_of_nobody_is_left_alone(model: Path, tm
         run_prepare(model, tmp_path / "in.jsonl", source)
 
 
+def test_a_dataset_of_an_older_prepare_is_refused_by_its_version(model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
+    run_prepare(model, tmp_path / "out", source)
+    record = tmp_path / "out" / RECORD
+    record.write_text(record.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(PrepareError, match=r"differs in the version of prepare, 1 there and 2 here"):
+        run_prepare(model, tmp_path / "out", source)
+
+
 def test_the_same_conversations_give_the_same_fingerprint_elsewhere(model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
     for name in ("a", "b"):

@@ -11,6 +11,9 @@ from textual.color import Color
 from textual.theme import Theme
 
 from dflash_tui.app.themes import DEFAULT_THEME, ThemeError, load_themes, read_theme
+from dflash_tui.fleet.facts import JobsArrived, JobState
+
+from .scripted import NOW, ScriptedLink, console, gpu_node, launch_file, lost_node, running_job, until_shown
 
 TEXTS = ("foreground", "primary", "secondary", "accent", "success", "warning", "error")
 GROUNDS = ("background", "surface", "panel")
@@ -166,3 +169,26 @@ def test_two_files_of_one_name_are_told(tmp_path: Path) -> None:
 def test_a_missing_file_is_a_theme_error(tmp_path: Path) -> None:
     with pytest.raises(ThemeError, match="cannot be read"):
         read_theme(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("theme", ["chalk", "kiln"])
+async def test_whatever_stands_on_a_screen_can_be_told_from_its_ground(theme: str) -> None:
+    job = running_job()
+    ended = running_job("20261130-010000-extract-aaaa", state=JobState.DONE, ended=NOW)
+    link = ScriptedLink("gpu-1", [*gpu_node("gpu-1"), JobsArrived("gpu-1", (job, ended), whole=True)])
+    link.files = {(one.id, "launch"): launch_file(one) for one in (job, ended)}
+    app = console(link, ScriptedLink("gpu-7", lost_node("gpu-7")), theme=theme)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for keys, text in (
+            (("1", "down"), "0 H200"),
+            (("2",), "520/1,000"),
+            (("n",), "busy GPUs"),
+            (("escape", "3"), "Choose a job"),
+        ):
+            await pilot.press(*keys)
+            await until_shown(pilot, text)
+            for strip in app.screen._compositor.render_strips():
+                for part, style, _ in strip:
+                    if any(map(str.isalnum, part)) and style and style.color and style.bgcolor:
+                        colours = [Color.from_rich_color(one).hex6 for one in (style.color, style.bgcolor)]
+                        assert contrast(*colours) >= 2, f"{text}: {part!r} is {colours[0]} on {colours[1]}"

@@ -241,6 +241,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             text = Content(f"{launch.verb} with the same spec, as a new job.\nFinished samples are not done again.")
             if not await self.app.push_screen_wait(ConfirmScreen(question, text, "Start it")):
                 return
+            self._say(f"{node.host}: planning {job.name or job.id} again")
             asked = link.plan(launch.verb, launch.spec, python=launch.python, gpus=launch.gpus, share=launch.share)
             plan = await asyncio.wrap_future(asked)
             if not plan.get("ok"):

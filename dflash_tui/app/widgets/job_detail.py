@@ -81,7 +81,8 @@ def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:
     done = fraction(job)
     doing = phase(job)
     if done is not None and progress is not None:
-        whole = f"{bar(done, BAR_WIDTH)}▏{fmt.percent(100 * done)}  {done_of(job)} samples"
+        track = bar(done, BAR_WIDTH).replace(" ", "░")
+        whole = f"{track} {fmt.percent(100 * done)}  {done_of(job)} samples"
         left = "" if job.state.ended else f"  ETA {fmt.duration(progress.eta_s)}"
         yield "progress", whole + left
     if progress is None:

@@ -137,6 +137,9 @@ class RowsView(ScrollView, can_focus=True, inherit_bindings=False):
         style = self._row_styles.get(name)
         if style is None:
             style = self.get_component_rich_style(f"rows--{name}", partial=True)
+            if style.color is not None:
+                # Without its background a colour that is "auto" would come out white, on a light ground too.
+                style += Style(color=self.get_component_rich_style(f"rows--{name}").color)
             self._row_styles[name] = style
         return style
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.bench_console [SECONDS]
 
-Each console runs in a process of its own on a terminal of 200x60 that this one reads. Its nodes are scripted: they tell in
-threads of that process what a link would tell, at its pace, so that the figures are those of the console alone, without
-SSH, frames or JSON. CPU is the process's user and system time over SECONDS (default 15) as a share of one core; a key is
+Each console runs in a process of its own on a terminal that this one reads, of 200x60 where nothing else is said. Its nodes
+are scripted: they tell in threads of that process what a link would tell, at its pace, so that the figures are those of the
+console alone, without SSH, frames or JSON. CPU is the process's user and system time over SECONDS (default 15) as a share of one core; a key is
 timed from its write until the first byte of what it changes on the screen is read. Prints a table; asserts nothing.
 """
 
@@ -56,6 +56,7 @@ GIB = 2**30
 LINES_PER_S, BATCHES_PER_S = 1000, 10
 KEYS = 20
 LIMIT_S = 60.0
+SIZE = (200, 60)
 START = "import sys; from dflash_tui.cli import main; sys.exit(main())"
 
 
@@ -159,9 +160,9 @@ def child(nodes: int, log: bool) -> None:
 class Terminal:
     """A process on a terminal of its own."""
 
-    def __init__(self, command: list[str], home: str) -> None:
+    def __init__(self, command: list[str], home: str, columns: int, rows: int) -> None:
         self.fd, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env = {**os.environ, "TERM": "xterm-256color", "HOME": home, "COLORTERM": "truecolor"}
         env.update({f"XDG_{name}_HOME": f"{home}/{name}" for name in ("CONFIG", "CACHE", "STATE")})
         self.begun = time.monotonic()
@@ -196,9 +197,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*command: str) -> Iterator[Terminal]:
+def terminal(*command: str, size: tuple[int, int] = SIZE) -> Iterator[Terminal]:
     with tempfile.TemporaryDirectory() as home:
-        opened = Terminal([sys.executable, *command], home)
+        opened = Terminal([sys.executable, *command], home, *size)
         try:
             yield opened
         finally:
@@ -208,8 +209,8 @@ def terminal(*command: str) -> Iterator[Terminal]:
             os.close(opened.fd)
 
 
-def consoles(nodes: int, log: bool) -> contextlib.AbstractContextManager[Terminal]:
-    return terminal("-m", "tests.bench.bench_console", "--child", str(nodes), "log" if log else "fleet")
+def consoles(nodes: int, log: bool, size: tuple[int, int] = SIZE) -> contextlib.AbstractContextManager[Terminal]:
+    return terminal("-m", "tests.bench.bench_console", "--child", str(nodes), "log" if log else "fleet", size=size)
 
 
 def keys(console: Terminal, key: bytes, shows: bytes) -> str:
@@ -230,12 +231,14 @@ def main(seconds: float) -> None:
             computed.append(sum(psutil.Process(console.process.pid).cpu_times()[:2]))
     row("first paint", f"median {statistics.median(paints):.2f} s, worst {max(paints):.2f} s", "0.6 s")
     row("CPU time of it, which a busy machine does not stretch", f"median {statistics.median(computed):.2f} s", "0.6 s")
-    with consoles(1, log=True) as console:
-        console.read_for(LIMIT_S, b"sample")
-        console.read_for(3.0)
-        row("8 GPUs at 1 Hz and 1,000 log lines/s, Logs shown", f"{console.cpu(seconds):.1f} % of a core", "5 %")
-        console.key(b"1", b"[1 Fleet]")
-        row("the same, Fleet shown", f"{console.cpu(seconds):.1f} % of a core", "5 %")
+    for size in ((80, 24), SIZE):
+        with consoles(1, log=True, size=size) as console:
+            console.read_for(LIMIT_S, b"sample")
+            console.read_for(3.0)
+            what = f"8 GPUs at 1 Hz and 1,000 log lines/s, Logs at {size[0]}x{size[1]}"
+            row(what, f"{console.cpu(seconds):.1f} % of a core", "5 %")
+            console.key(b"1", b"[1 Fleet]")
+            row("the same, Fleet shown", f"{console.cpu(seconds):.1f} % of a core", "5 %")
     with consoles(64, log=False) as console:
         console.read_for(LIMIT_S, b"64/64")
         console.read_for(3.0)

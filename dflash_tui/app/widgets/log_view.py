@@ -24,8 +24,8 @@ from dflash_tui.app.widgets.log_rows import RowIndex, cells, drawn_text, pieces
 from dflash_tui.app.widgets.log_search import LogSearch, Match
 from dflash_tui.fleet.logtext import LogText
 
-FLUSH_S = 0.05  # bytes that arrive within this time are drawn together,
-FLOOD_S = 0.5  # and so seldom while they keep arriving: nobody reads faster, and drawing is what costs
+FLUSH_S, FLOOD_S = 0.1, 1.0  # bytes that arrive within this time are drawn together; within the longer one where
+FLOOD_BYTES = 4096  # more than this were drawn last: nobody reads so fast, and drawing is what costs
 
 Where = Literal["older", "newer", "head", "end"]
 
@@ -79,11 +79,10 @@ class LogView(ScrollView, can_focus=True):
         self._palette: Palette | None = None
         self._plain: RichStyle | None = None
         self._pending: list[tuple[bytes, int, int]] = []
-        self._flush_planned, self._flushed = False, 0.0
+        self._flush_planned, self._not_before = False, 0.0
         self._asked: Where | None = None
         self._no_older = False
-        self._own_move = False
-        self._widest = 0
+        self._own_move, self._widest = False, 0
 
     # Bytes in.
 
@@ -92,7 +91,7 @@ class LogView(ScrollView, can_focus=True):
         self._pending.append((data, offset, gap))
         if not self._flush_planned:
             self._flush_planned = True
-            self.set_timer(max(FLUSH_S, self._flushed + FLOOD_S - monotonic()), self._flush)
+            self.set_timer(max(FLUSH_S / 2, self._not_before - monotonic()), self._flush)
 
     def restart(self, offset: int, note: str = "", *, stream_end: int | None = None) -> None:
         """Forgets all that is shown and goes on at `offset`, where the stream stands too unless `stream_end` says otherwise.
@@ -146,7 +145,7 @@ class LogView(ScrollView, can_focus=True):
         self._asked = None
 
     def _flush(self) -> None:
-        self._flush_planned, self._flushed = False, monotonic()
+        self._flush_planned = False
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -163,6 +162,7 @@ class LogView(ScrollView, can_focus=True):
                 dropped += self.text.gap(gap).top
             dropped += self._take(data, offset)
         self._appended(dropped)
+        self._not_before = monotonic() + (FLOOD_S if taken > FLOOD_BYTES else FLUSH_S)
         self.call_after_refresh(self.post_message, self.Drawn(taken))
 
     def _take(self, data: bytes, offset: int) -> int:

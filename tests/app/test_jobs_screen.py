@@ -94,7 +94,10 @@ async def test_at_80_by_24_the_detail_shows_progress_rate_and_paths_without_scro
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "/models/qwen3-8b", "/data/gsm8k", f"/data/{RUNNING.id}")
         await until_shown(
-            pilot, "> running  for 1m 9s", "█▌░░░░░░░░░░░ 52%  520/1,000 samples  ETA 55s", "8.7 samples/s  7,600 tokens/s"
+            pilot,
+            "> running  for 1m 9s",
+            "█▌░░░░░░░░░░░ 52%  520/1,000 samples  ETA 55s",
+            "8.7 samples/s  7,600 tokens/s",
         )
         await until_shown(pilot, "455k tokens, 20.5 GiB in 1m; now extracting")
 

@@ -14,8 +14,9 @@ from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
 from dflash_tui.config import Settings
-from dflash_tui.fleet.facts import JobState
+from dflash_tui.fleet.facts import JobState, LinkState
 from dflash_tui.link import LinkOptions, NodeLink, parse_target
+from tests.sshd import Sshd
 
 from .scripted import shown, type_text, until, until_shown
 
@@ -76,3 +77,22 @@ async def test_a_job_is_planned_started_watched_to_its_end_and_its_log_read(
             )
     finally:
         link.close()
+
+
+async def test_a_host_whose_key_is_accepted_elsewhere_is_connected_by_one_key(tmp_path: Path) -> None:
+    server = Sshd(tmp_path)
+    server.know_host_key("")
+    server.start()
+    link = NodeLink(parse_target(server.target), lambda fact: None, LinkOptions(ssh_config=server.ssh_config))
+    app = ConsoleApp([link], Settings(hosts=(server.target,)))
+    try:
+        async with app.run_test(size=(100, 40)) as pilot:
+            await until(pilot, lambda: app.fleet.nodes[0].link.state is LinkState.REFUSED, "a refusal", limit_s=120)
+            await until_shown(pilot, "is not known", "SHA256:", "r connects again now")
+            server.know_host_key()
+            await pilot.press("r")
+            await until(pilot, lambda: app.fleet.nodes[0].live, "a live node", limit_s=120)
+            await until(pilot, lambda: "connects again" not in shown(app))
+    finally:
+        link.close()
+        server.stop()

@@ -42,7 +42,9 @@ def main(arguments: List[str]) -> int:
     from dflash_tui.node.agent import Agent
 
     try:
-        return Agent(options.bundle, options.hash, options.nonce, options.default_python).run()
+        status = Agent(options.bundle, options.hash, options.nonce, options.default_python).run()
+        # Not by the interpreter's end: a thread that hangs in a file could keep it, and agents would pile up.
+        os._exit(status)
     except OSError as error:
         print("dflash-tui agent: %s" % error, file=sys.stderr)
         return 1

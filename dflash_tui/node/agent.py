@@ -1,7 +1,7 @@
 """The agent: one process a console, which answers on standard output what is asked on standard input, and beats.
 
-One thread and nothing in it waits: metrics, plans, launches and stops are processes of their own. It keeps no truth; when
-the console goes it goes too, and no job notices.
+One thread answers and nothing in it waits: metrics, plans, launches and stops are processes of their own, and files are
+read in threads of theirs. It keeps no truth; when the console goes it goes too, and no job notices.
 """
 
 import json
@@ -18,10 +18,9 @@ from dflash_tui.node import gpus, launching, outgoing, paths, protocol
 from dflash_tui.node.children import Ended, MetricsChild, Program
 from dflash_tui.node.jobs import JobStore
 from dflash_tui.node.loop import Loop
+from dflash_tui.node.readers import Following
 from dflash_tui.node.requests import Requests
-from dflash_tui.node.tails import Tail
 
-_TAILS_EVERY_S = 0.1
 _ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
 _JOBS_A_FRAME = 50
 _READER_S = 20.0
@@ -42,7 +41,7 @@ class Agent:
         self._nonce = nonce
         self._reader = protocol.FrameReader()
         self._requests = Requests(self)
-        self._tails: Dict[Any, Tail] = {}
+        self._tails: Dict[Any, Following] = {}
         self._reader_of_cards: Optional[Program] = None
         self._looks = 0
         self._complained: Dict[str, bool] = {}
@@ -58,7 +57,6 @@ class Agent:
         self._every(1.0, self._tend_metrics)
         self._every(1.0, self._push_jobs)
         self._every(0.5, self._read_cards_anew)
-        self._every(_TAILS_EVERY_S, self._pump)
         try:
             self.loop.run()
         finally:
@@ -68,15 +66,14 @@ class Agent:
                 self._reader_of_cards.kill()
         return self._status
 
-    def add_tail(self, tail: Tail) -> None:
-        self._tails[tail.number] = tail
-        self._pump()
+    def add_tail(self, number: Any, tail: Following) -> None:
+        self._tails[number] = tail
+        tail.on_chunk = self._pump
 
     def give_credit(self, number: Any, count: int) -> None:
         tail = self._tails.get(number)
         if tail is not None:
-            tail.credit += count
-            self._pump()
+            tail.grant(count)
 
     def drop_tail(self, number: Any) -> None:
         tail = self._tails.pop(number, None)
@@ -197,14 +194,15 @@ class Agent:
     def _pump(self) -> None:
         for number in list(self._tails):
             tail = self._tails[number]
-            tail.pump(self._push_tail, self.out.room_for_bulk)
+            while self.out.room_for_bulk():
+                chunk = tail.take()
+                if chunk is None:
+                    break
+                self.out.send(chunk[0], chunk[1], outgoing.BULK)
             # The next round begins with another, so that one busy file does not starve the rest.
             del self._tails[number]
-            if not tail.dead:
+            if not tail.over():
                 self._tails[number] = tail
-
-    def _push_tail(self, header: protocol.Header, payload: bytes) -> None:
-        self.out.send(header, payload, outgoing.BULK)
 
 
 def _user() -> str:

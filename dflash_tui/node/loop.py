@@ -1,10 +1,12 @@
 """The agent's one thread: descriptors that became readable or writable, and timers. Nothing in it may wait."""
 
+import collections
 import heapq
 import itertools
+import os
 import selectors
 import time
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Deque, List, Tuple
 
 Callback = Callable[[], Any]
 
@@ -27,6 +29,9 @@ class Loop:
         self._timers: List[Tuple[float, int, Timer]] = []
         self._count = itertools.count()
         self._running = True
+        self._posted: Deque[Callback] = collections.deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.watch(self._wake_read, selectors.EVENT_READ, self._do_posted)
 
     def watch(self, fd: int, events: int, call: Callback) -> None:
         """Calls `call` whenever `fd` is ready for `events`; replaces an earlier watch of it."""
@@ -46,6 +51,14 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), timer))
         return timer
 
+    def post(self, call: Callback) -> None:
+        """Calls `call` soon in the loop's thread, in the order of the posts; the one method for other threads."""
+        self._posted.append(call)
+        try:
+            os.write(self._wake_write, b"0")
+        except BlockingIOError:
+            return  # full: it wakes anyway
+
     def stop(self) -> None:
         self._running = False
 
@@ -61,6 +74,12 @@ class Loop:
                 timer = heapq.heappop(self._timers)[2]
                 if not timer.cancelled:
                     timer.call()
+
+    def _do_posted(self) -> None:
+        os.read(self._wake_read, 65536)
+        # As many as there are now: who posts without end must not keep the timers waiting.
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
 
     def _due_in(self) -> float:
         return max(self._timers[0][0] - time.monotonic(), 0.0) if self._timers else 60.0

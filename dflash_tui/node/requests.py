@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, tails
+from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, readers, tails
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.jobs import Record
 from dflash_tui.node.protocol import Refused
@@ -27,6 +27,7 @@ class Requests:
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._programs: List[Program] = []
+        self._readers = readers.Readers(agent.loop)
         self._launching: Dict[str, List[Any]] = {}
         self._ops: Dict[str, Callable[[Any, protocol.Header], None]] = {
             "ping": self._ping,
@@ -303,11 +304,14 @@ class Requests:
         belongs_to = None
         if header.get("ino") is not None:
             belongs_to = (_whole(header, "dev", 0), _whole(header, "ino", 0))
-        tail = tails.Tail(
-            number, path, _whole(header, "offset", 0), _whole(header, "credit", _CREDIT), belongs_to, must_exist
+        offset, credit = _whole(header, "offset", 0), _whole(header, "credit", _CREDIT)
+        following = self._readers.follow(
+            path,
+            lambda: tails.Tail(number, path, offset, credit, belongs_to, must_exist),
+            lambda position: self._answer(number, position),
+            lambda refused: self._refuse(number, refused),
         )
-        self._answer(number, tail.position())
-        self._agent.add_tail(tail)
+        self._agent.add_tail(number, following)
 
     def _credit(self, number: Any, header: protocol.Header) -> None:
         self._agent.give_credit(header.get("tail"), max(_whole(header, "bytes", 0), 0))
@@ -322,8 +326,13 @@ class Requests:
         length = _whole(header, "length", protocol.MAX_PAYLOAD)
         if length < 0:
             raise Refused(protocol.BAD_REQUEST, "read: length cannot be %d" % length)
-        position, data = tails.read_at(path, _whole(header, "offset", 0), length)
-        self._answer(number, position, data)
+        self._readers.read(
+            path,
+            _whole(header, "offset", 0),
+            length,
+            lambda position, data: self._answer(number, position, data),
+            lambda refused: self._refuse(number, refused),
+        )
 
 
 def plan_of(result: Ended, timeout_s: float) -> Dict[str, Any]:

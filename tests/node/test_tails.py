@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_tui.node import linux, tails
-from tests.node.client import Client, Refusal, until
+from tests.node.client import LIMIT_S, Client, Refusal, until
 
 
 class Follower:
@@ -302,3 +302,71 @@ def test_a_job_has_no_other_files_than_its_own(agent: Client) -> None:
         agent.ask("read", job="j-1", file="../../secret")
     assert refused.value.code == "bad-request"
     assert "'../../secret'" in refused.value.message
+
+
+@pytest.fixture
+def hanging(bundle: Path, tmp_path: Path) -> Path:
+    """Opening this one hangs, as on a mount whose server is gone: a FIFO without a writer that is opened to wait for one."""
+    path = tmp_path / "hangs"
+    os.mkfifo(path)
+    with (bundle / "dflash_tui" / "node" / "tails.py").open("a") as file:
+        file.write(
+            "\n_really = open_regular\n"
+            "def open_regular(path):\n"
+            "    return os.open(path, os.O_RDONLY) if path.endswith('/hangs') else _really(path)\n"
+        )
+    with (bundle / "dflash_tui" / "node" / "readers.py").open("a") as file:
+        file.write("\nSILENT_S = 3.0\nMOST_SILENT = 3\n")
+    return path
+
+
+def test_a_file_that_hangs_holds_up_nothing_and_is_refused_by_name(
+    hanging: Path, connect: Callable[..., Client], tmp_path: Path
+) -> None:
+    agent = connect()
+    asked = [agent.send("tail", path=str(hanging)), agent.send("read", path=str(hanging))]
+    good = tmp_path / "good"
+    good.write_bytes(b"text\n")
+    assert agent.answer(agent.send("read", path=str(good))).payload == b"text\n"
+    follower = Follower(agent, path=str(good), offset=0)
+    follower.until(lambda: bytes(follower.data) == b"text\n", "another file")
+    agent.push("beat")
+    for number in asked:
+        with pytest.raises(Refusal, match=r"hangs does not answer within 3 s: does its mount hang\?") as refused:
+            agent.answer(number)
+        assert refused.value.code == "timed-out"
+
+
+def test_no_more_threads_are_started_for_files_while_too_many_hang(
+    hanging: Path, connect: Callable[..., Client]
+) -> None:
+    agent = connect()
+    for _ in range(3):
+        agent.send("read", path=str(hanging))
+    with pytest.raises(Refusal, match="3 files of this node do not answer"):
+        agent.ask("read", path="/etc/hostname")
+    # One that comes back makes room: its writer is there.
+    writer = os.open(hanging, os.O_RDWR)
+    try:
+        until(lambda: _reads(agent, "/etc/hostname"), "a file to be read again")
+    finally:
+        os.close(writer)
+
+
+def _reads(agent: Client, path: str) -> bool:
+    try:
+        agent.ask("read", path=path)
+    except Refusal as refused:
+        assert refused.code == "timed-out"
+        return False
+    return True
+
+
+def test_an_agent_ends_with_its_console_though_a_file_hangs(hanging: Path, connect: Callable[..., Client]) -> None:
+    agent = connect()
+    agent.send("tail", path=str(hanging))
+    agent.send("read", path=str(hanging))
+    agent.ask("ping")
+    assert agent.process.stdin
+    agent.process.stdin.close()
+    assert agent.process.wait(LIMIT_S) == 0

@@ -14,7 +14,7 @@ from dflash_tui.node import paths, processes
 REMEMBERED_S = 10.0  # a process may change its title, never its job
 DEVICES = ("/dev/nvidia", "/dev/dxg")
 COMPUTE = ("/dev/nvidia-uvm", "/dev/dxg")  # what computes has one of them open too
-MARK = b"DFLASH_TUI_JOB="
+_MARK = processes.MARK.encode() + b"="
 
 
 class Owners:
@@ -58,21 +58,26 @@ class Owners:
         return {"command": processes.command(pid) or None, "user": user_of(pid), "job": self.job_of(pid)}
 
     def job_of(self, pid: int) -> Optional[str]:
-        """The job named in the environment, else the one whose log is the process' output (a new title wipes the first)."""
+        """The job whose folder the environment names, else the one whose log is its output (a new title wipes the first).
+
+        A job of another state folder is none of ours: its locks are not seen here.
+        """
+        if self._state is None:
+            return None
+        jobs = paths.jobs_dir(self._state)
         try:
             with open("/proc/%d/environ" % pid, "rb") as file:
                 for entry in file.read().split(b"\0"):
-                    if entry.startswith(MARK) and len(entry) > len(MARK):
-                        return entry[len(MARK) :].decode("utf-8", "replace")
+                    folder, job = os.path.split(os.fsdecode(entry[len(_MARK) :]))
+                    if entry.startswith(_MARK) and job and os.path.realpath(folder) == os.path.realpath(jobs):
+                        return job
         except OSError:
             pass  # somebody else's process; its output may still be ours to see
-        if self._state is None:
-            return None
         outputs = {_file(os.path.join("/proc", str(pid), "fd", fd)) for fd in ("1", "2")} - {None}
         if not outputs:
             return None
         for job in reversed(paths.job_ids(self._state)):
-            if _file(os.path.join(paths.jobs_dir(self._state), job, "log")) in outputs:
+            if _file(os.path.join(jobs, job, "log")) in outputs:
                 return job
         return None
 

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from dflash_tui.node import owners
+from dflash_tui.node import gpus, owners
 from dflash_tui.node.owners import Owners
+from dflash_tui.node.protocol import Refused
 
 NO_SUCH_PID = (1 << 22) + 1  # above the kernel's largest
 LONG = 60.0
@@ -27,7 +28,7 @@ def process(tmp_path):
     started = []
 
     def start(code=READY, output=None, **environment):
-        kept = {name: value for name, value in os.environ.items() if name != "DFLASH_TUI_JOB"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DFLASH_TUI_JOB")}
         child = subprocess.Popen(
             [sys.executable, "-c", code],
             env={**kept, **environment},
@@ -55,10 +56,10 @@ def described(reader, pid):
     return cards[0]["processes"][0]
 
 
-def test_a_process_gets_its_command_its_user_and_the_job_of_its_environment(process):
-    child = process(DFLASH_TUI_JOB="20261130-025500-extract-3f9a")
+def test_a_process_gets_its_command_its_user_and_the_job_of_its_environment(process, tmp_path):
+    child = process(DFLASH_TUI_JOB_DIR=str(tmp_path / "jobs" / "20261130-025500-extract-3f9a"))
     assert child.stdout.readline() == b"ready\n"
-    found = described(Owners(holds=lambda pid: True), child.pid)
+    found = described(Owners(str(tmp_path), holds=lambda pid: True), child.pid)
     assert found["job"] == "20261130-025500-extract-3f9a"
     assert found["user"] == pwd.getpwuid(os.getuid()).pw_name
     assert sys.executable in found["command"] and "sys.stdin.read()" in found["command"]
@@ -85,6 +86,18 @@ def test_a_process_that_is_no_job_of_ours_has_none(process, tmp_path):
     assert child.stdout.readline() == b"ready\n"
     found = described(Owners(str(tmp_path), holds=lambda pid: True), child.pid)
     assert found["job"] is None and found["command"]
+
+
+def test_a_job_of_another_state_folder_is_none_of_ours_and_keeps_its_gpu_busy(process, tmp_path):
+    child = process(DFLASH_TUI_JOB="j-1", DFLASH_TUI_JOB_DIR=str(tmp_path / "theirs" / "jobs" / "j-1"))
+    assert child.stdout.readline() == b"ready\n"
+    ours = tmp_path / "ours"
+    job_folder(ours, "j-1")
+    process_of_card = described(Owners(str(ours), holds=lambda pid: True), child.pid)
+    assert process_of_card["job"] is None
+    card = {"index": 0, "uuid": "GPU-0", "processes": [process_of_card]}
+    with pytest.raises(Refused, match=f"GPU 0 is busy: process {child.pid}"):
+        gpus.check_free(str(ours), [card], False, lambda uuid: None)
 
 
 def test_of_a_pid_that_our_namespace_does_not_show_nothing_is_said():

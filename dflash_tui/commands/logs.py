@@ -6,7 +6,7 @@ import argparse
 import queue
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dflash_tui.commands.nodes import Node, connected, find_job
 from dflash_tui.commands.outcome import CommandError, Exit
@@ -67,26 +67,45 @@ def _where(node: Node, job: Job, file: str, lines: int | None) -> tuple[int, int
     while start > 0:
         step = min(_CHUNK, start)
         start -= step
-        _, data = node.answer(node.link.read(job=job.id, file=file, offset=start, length=step))
-        end = len(data)
-        if start + step == position.size and data.endswith(b"\n"):
-            end -= 1  # the newline that ends the last line begins no line
-        while (found := data.rfind(b"\n", 0, end)) >= 0:
-            seen += 1
-            if seen >= lines:
-                return position.size, start + found + 1 if lines else position.size
-            end = found
+        for begin, data in reversed(list(_pieces(node, job, file, start, start + step))):
+            end = len(data)
+            if begin + end == position.size and data.endswith(b"\n"):
+                end -= 1  # the newline that ends the last line begins no line
+            while (found := data.rfind(b"\n", 0, end)) >= 0:
+                seen += 1
+                if seen >= lines:
+                    return position.size, begin + found + 1 if lines else position.size
+                end = found
     return position.size, 0 if lines else position.size
 
 
 def _copy(node: Node, job: Job, file: str, offset: int, size: int, write: Callable[[bytes, bool], None]) -> Exit:
-    while offset < size:
-        _, data = node.answer(node.link.read(job=job.id, file=file, offset=offset, length=min(_CHUNK, size - offset)))
-        if not data:
-            break
+    gap = 0
+    for start, data in _pieces(node, job, file, offset, size):
+        gap += start - offset
+        offset = start + len(data)
+        if data and gap:
+            _tell_of_gap(node, gap)
+            gap = 0
         write(data, False)
-        offset += len(data)
+    if gap:
+        _tell_of_gap(node, gap)
     return Exit.OK
+
+
+def _pieces(node: Node, job: Job, file: str, offset: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of what is there between two offsets; holes are passed over."""
+    while offset < stop:
+        asked = node.link.read(job=job.id, file=file, offset=offset, length=min(_CHUNK, stop - offset))
+        position, data = node.answer(asked)
+        if not data and not position.gap:
+            return
+        yield position.offset, data
+        offset = position.offset + len(data)
+
+
+def _tell_of_gap(node: Node, gap: int) -> None:
+    note(f"{node.host}: {gap:,} bytes of the log were given back to the disk")
 
 
 def _follow(node: Node, job: Job, file: str, offset: int, write: Callable[[bytes, bool], None]) -> Exit:
@@ -109,7 +128,7 @@ def _follow(node: Node, job: Job, file: str, offset: int, write: Callable[[bytes
                     tail = node.link.follow(job=job.id, file=file, offset=offset)
                     continue
                 if fact.gap_bytes:
-                    note(f"{node.host}: {fact.gap_bytes:,} bytes of the log were given back to the disk")
+                    _tell_of_gap(node, fact.gap_bytes)
                 if fact.reset:
                     note(f"{node.host}: the file was {fact.reset}")
                     size = None

@@ -29,12 +29,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """dev, ino: which file it was. offset: of the first byte that was read. size: of the whole file, bytes."""
+    """dev, ino: which file it was. offset: of the first byte that was read. size: of the whole file, bytes.
+
+    gap: bytes that were asked for and skipped before `offset`: a hole, given back to the disk.
+    """
 
     dev: int
     ino: int
     offset: int
     size: int
+    gap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +140,5 @@ def job_of(reply: Reply) -> Job:
 
 
 def position_of(reply: Reply) -> FilePosition:
-    dev, ino, offset, size = (facts.whole(reply.header.get(name)) or 0 for name in ("dev", "ino", "offset", "size"))
-    return FilePosition(dev, ino, offset, size)
+    names = ("dev", "ino", "offset", "size", "gap")
+    return FilePosition(*(facts.whole(reply.header.get(name)) or 0 for name in names))

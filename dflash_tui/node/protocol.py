@@ -9,7 +9,7 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | op      | fields                                                        | answer |
 |---------|---------------------------------------------------------------|--------|
 | ping    |                                                               | `time` (the node's clock, seconds since 1970) |
-| list    |                                                               | `jobs`: list of job records |
+| list    |                                                               | `jobs`: list of job records, the newest; `whole`: whether these are all |
 | gpus    | `select`: list of indices or UUIDs as text, `share`           | `gpus`: `[{index, uuid, name}]`; an error where one is unknown, locked or busy |
 | plan    | `python`, `spec`, `gpus`, `share`, `timeout_s`                | `plan`: what `backends plan` printed |
 | launch  | `job` (an id made by the console), `launch`: see `Launch`     | `job`: the job's record; the same id twice launches once |
@@ -17,7 +17,7 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | tail    | `job` and `file`, or `path`; `offset` (negative: from the end); optional `dev`, `ino` of the file that the offset belongs to; `credit` (bytes) | `dev`, `ino`, `offset`, `size`; then `tail` pushes |
 | credit  | `tail` (the id of the tail request), `bytes`                  | no answer: as much more may be sent |
 | untail  | `tail`                                                        | nothing more is sent |
-| read    | `job` and `file`, or `path`; `offset`, `length`               | `dev`, `ino`, `offset`, `size`; the bytes are the payload |
+| read    | `job` and `file`, or `path`; `offset`, `length`               | `dev`, `ino`, `offset`, `size`; the bytes are the payload, up to the next hole; `gap`: a hole of so many bytes before `offset` was skipped |
 
 `file` is one of `JOB_FILES`.
 

@@ -34,19 +34,34 @@ def resolve_offset(offset: int, size: int) -> int:
 
 
 def read_at(path: str, offset: int, length: int) -> Tuple[Dict[str, Any], bytes]:
-    """The position {dev, ino, offset, size} and the bytes there. Raises Refused."""
+    """The position {dev, ino, offset, size, gap} and the bytes there, of one stretch without a hole. Raises Refused.
+
+    gap: so many bytes of what was asked for are a hole before `offset`.
+    """
     fd = open_regular(path)
     if fd is None:
         raise Refused(protocol.NOT_FOUND, "there is no file %s" % path)
     try:
         found = os.fstat(fd)
         offset = resolve_offset(offset, found.st_size)
-        data = os.pread(fd, min(length, protocol.MAX_PAYLOAD), offset)
+        start, data = _read_data(fd, offset, min(offset + min(length, protocol.MAX_PAYLOAD), found.st_size))
     except OSError as error:
         raise Refused(protocol.IO_ERROR, "%s: %s" % (path, error.strerror)) from None
     finally:
         os.close(fd)
-    return {"dev": found.st_dev, "ino": found.st_ino, "offset": offset, "size": found.st_size}, data
+    position = {"dev": found.st_dev, "ino": found.st_ino, "offset": start, "size": found.st_size}
+    return dict(position, gap=start - offset), data
+
+
+def _read_data(fd: int, offset: int, stop: int) -> Tuple[int, bytes]:
+    """Where the first bytes in [offset, stop) are that are no hole, and they."""
+    while offset < stop:
+        start, end = linux.data_range(fd, offset, stop) or (stop, stop)
+        data = os.pread(fd, end - start, start)
+        # A hole may have been punched while we read: then these may be zeros that nobody wrote.
+        if not data or linux.data_range(fd, start, start + len(data)) == (start, start + len(data)):
+            return start, data
+    return offset, b""
 
 
 class Tail:

@@ -370,3 +370,24 @@ def test_an_agent_ends_with_its_console_though_a_file_hangs(hanging: Path, conne
     assert agent.process.stdin
     agent.process.stdin.close()
     assert agent.process.wait(LIMIT_S) == 0
+
+
+def test_read_skips_a_hole_says_so_and_never_gives_its_zeros(agent: Client, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(300_000))
+    text, hole = path.read_bytes(), 131_072
+    with path.open("r+b") as file:
+        linux.punch_hole(file.fileno(), 65536, hole)
+    got, gaps, offset = bytearray(), [], 0
+    while offset < len(text):
+        frame = agent.answer(agent.send("read", path=str(path), offset=offset, length=50_000))
+        head = frame.header
+        assert head["offset"] - head["gap"] == offset
+        assert head["gap"] + len(frame.payload) <= 50_000
+        got += frame.payload
+        gaps.append(head["gap"])
+        offset = head["offset"] + len(frame.payload)
+    assert sum(gaps) == hole
+    assert bytes(got) == text[:65536] + text[65536 + hole :]
+    end = agent.answer(agent.send("read", path=str(path), offset=len(text) + 5, length=10))
+    assert (end.header["offset"], end.header["gap"], end.payload) == (len(text) + 5, 0, b"")

@@ -129,7 +129,7 @@ class _Run:
             "tokens": progress.tokens,
             "bytes": progress.bytes,
             "elapsed_s": round(progress.elapsed_s, 3),
-            **{name: value for name, value in progress.rates().items() if name != "eta_s"},
+            **progress.rates(),
             "layer_ids": list(self.plan.layer_ids),
             "packing": self.packing,
             "output": str(self.store.output),

@@ -27,7 +27,7 @@ from dflash_tui.app.screens.fleet import FleetScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
-from dflash_tui.app.terminal import TerminalWatch
+from dflash_tui.app.terminal import LEAVE_WITHIN_S, TerminalWatch, leave_within
 from dflash_tui.app.themes import DEFAULT_THEME, load_themes
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job, LogArrived
@@ -183,6 +183,7 @@ class ConsoleApp(App[None]):
         self.call_later(self._ended_by_signal, int(signal.SIGHUP))
 
     def _ended_by_signal(self, number: int) -> None:
+        leave_within(LEAVE_WITHIN_S, 128 + number)
         self.exit(return_code=128 + number)
 
     def _drain(self) -> None:

@@ -11,6 +11,13 @@ CHECK_INTERVAL_S = 1.0
 LEAVE_WITHIN_S = 10.0
 
 
+def leave_within(seconds: float, status: int) -> None:
+    """Ends the process hard where it still runs after `seconds`: Textual's own leaving can wait for ever on a dead terminal."""
+    timer = threading.Timer(seconds, os._exit, (status,))
+    timer.daemon = True  # a process that left by itself is not kept
+    timer.start()
+
+
 class TerminalWatch:
     """Calls `gone` once, from its own thread, when the terminal behind `fd` hangs up.
 

@@ -31,9 +31,9 @@ sys.exit(run([ScriptedLink("gpu-1", gpu_node("gpu-1"))], Settings()))
 """
 
 
-def console_process(tty: int) -> subprocess.Popen[bytes]:
+def console_process(tty: int, before: str = "") -> subprocess.Popen[bytes]:
     """The console in a process of its own on `tty`, which is not its controlling terminal: no SIGHUP will come."""
-    script = RUN_CONSOLE.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    script = before + RUN_CONSOLE.format(root=str(ROOT), tests=str(ROOT / "tests"))
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-c", script]
     return subprocess.Popen(command, stdin=tty, stdout=tty, stderr=tty, env=env, start_new_session=True, cwd=ROOT)
@@ -63,6 +63,24 @@ def test_a_console_whose_terminal_vanishes_ends() -> None:
         assert b"gpu-1" in read_until(ours, b"gpu-1")
         os.close(ours)
         assert process.wait(120) in (128 + signal.SIGHUP, -signal.SIGHUP)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_console_whose_own_leaving_never_ends_is_ended_all_the_same() -> None:
+    ours, theirs = pty.openpty()
+    # What was seen on a terminal that was gone: the last write waited for ever.
+    stuck = (
+        "from textual.drivers._writer_thread import WriterThread; WriterThread.stop = lambda self: time.sleep(10**6)"
+    )
+    process = console_process(theirs, before=f"import time; {stuck}")
+    os.close(theirs)
+    try:
+        assert b"gpu-1" in read_until(ours, b"gpu-1")
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(120) == 128 + signal.SIGHUP
     finally:
         process.kill()
         process.wait()

@@ -54,15 +54,17 @@ def ours(root: str, make: bool = False) -> None:
 
 
 def whole(bundle: str) -> bool:
+    listed = False  # an empty list is what a power loss left of one
     try:
         with open(os.path.join(bundle, "bundle.files"), encoding="utf-8") as listing:
             for line in listing:
                 size, _, path = line.rstrip("\n").partition(" ")
                 if os.stat(os.path.join(bundle, path)).st_size != int(size):
                     return False
+                listed = True
     except (OSError, ValueError):
         return False
-    return True
+    return listed
 
 
 def find() -> Optional[str]:
@@ -91,6 +93,13 @@ def receive() -> bytes:
     return plain
 
 
+def cut_short(path: str, good: str) -> bool:
+    """Whether a file is the beginning of the good one, or that and zeros: so a power loss leaves it."""
+    with open(path, "rb") as left, open(good, "rb") as wanted:
+        data, right = left.read(), wanted.read()
+    return data != right and right.startswith(data.rstrip(b"\0"))
+
+
 def unpack(plain: bytes, root: str) -> str:
     ours(root, make=True)
     bundle = os.path.join(root, CONFIG["hash"])
@@ -104,13 +113,14 @@ def unpack(plain: bytes, root: str) -> str:
         try:
             os.rename(fresh, bundle)
         except OSError:
-            # Another console was first, or a cleaner took files out: put back only what is not there.
+            # Another console was first, a cleaner took files out, or a power loss cut some short: only those are put back.
             for folder, _, names in os.walk(fresh):
                 place = os.path.join(bundle, os.path.relpath(folder, fresh))
                 os.makedirs(place, 0o700, exist_ok=True)
                 for name in names:
-                    if not os.path.exists(os.path.join(place, name)):
-                        os.rename(os.path.join(folder, name), os.path.join(place, name))
+                    good, there = os.path.join(folder, name), os.path.join(place, name)
+                    if not os.path.exists(there) or cut_short(there, good):
+                        os.rename(good, there)
             if not whole(bundle):
                 raise Damaged("somebody changed %s, remove that folder" % bundle) from None
     finally:

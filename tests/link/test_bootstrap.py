@@ -101,6 +101,17 @@ def test_a_bundle_that_somebody_changed_is_named_and_not_run(tmp_path: Path) -> 
     assert agent.read_bytes() == b"print('something else entirely')"
 
 
+def test_a_bundle_that_a_power_loss_cut_short_is_put_right_and_run(tmp_path: Path) -> None:
+    run(tmp_path, SMALL, SMALL.data)
+    files = [path for path in (tmp_path / "dflash-tui" / SMALL.hash).rglob("*.*") if path.suffix in (".py", ".files")]
+    whole = {path: path.read_bytes() for path in files}
+    for number, path in enumerate(files):
+        path.write_bytes((b"", whole[path][:3], whole[path][:3] + b"\0" * 9)[number % 3])
+    said = run(tmp_path, SMALL, SMALL.data)
+    assert said.startswith(b"dflash-tui-boot n0nce need\ndflash-tui-agent n0nce\n")
+    assert {path: path.read_bytes() for path in files} == whole
+
+
 def test_the_agent_and_its_jobs_have_the_umask_of_the_user_and_the_bundle_is_private(tmp_path: Path) -> None:
     told = build_bundle({"dflash_tui/node/__main__.py": AGENT + b"import os\nprint('umask %o' % os.umask(0))\n"})
     before = os.umask(0o027)

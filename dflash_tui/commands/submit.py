@@ -19,6 +19,9 @@ from dflash_tui.link import new_job_id
 from dflash_tui.node.protocol import Launch
 
 PLAN_TIMEOUT_S = 180.0  # importing torch on a cold file system takes its time
+# Longer than the link waits, which waits longer than the agent: the nearest to the work knows best why it is late.
+_AROUND_A_PLAN_S = 70.0
+_LAUNCH_S = 110.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def ask_plan(node: Node, order: Order) -> Mapping[str, Any]:
     """What the node's worker Python says of the order, refusals included. Raises CommandError where it cannot be asked."""
     spec = order.spec
     future = node.link.plan(spec.verb, spec.to_json(), gpus=order.gpus, share=order.share, timeout=PLAN_TIMEOUT_S)
-    return node.answer(future, PLAN_TIMEOUT_S + 10)
+    return node.answer(future, PLAN_TIMEOUT_S + _AROUND_A_PLAN_S)
 
 
 def plan_or_refuse(node: Node, order: Order) -> Mapping[str, Any]:
@@ -96,7 +99,7 @@ def submit(node: Node, order: Order) -> Job:
 
 def start(node: Node, launch: Launch) -> Job:
     """Launches. The id is made here, so that a repeated request starts nothing twice."""
-    return node.answer(node.link.launch(new_job_id(launch.verb), launch))
+    return node.answer(node.link.launch(new_job_id(launch.verb), launch), _LAUNCH_S)
 
 
 def finish(node: Node, job: Job, args: argparse.Namespace, stream: IO[str] | None = None) -> Exit:

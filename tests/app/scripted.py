@@ -34,6 +34,7 @@ from dflash_tui.fleet.facts import (
     Progress,
 )
 from dflash_tui.link import LinkError
+from dflash_tui.link.requests import FilePosition
 from dflash_tui.node.protocol import Launch
 
 PLANNED: Mapping[str, Any] = {
@@ -138,9 +139,9 @@ class ScriptedLink:
         length: int = 65536,
     ) -> Future[tuple[Any, bytes]]:
         data = self.files.get((job or "", file))
-        answer = (
-            LinkError("not-found", f"no {file} of {job}") if data is None else (None, data[offset : offset + length])
-        )
+        answer: Any = LinkError("not-found", f"no {file} of {job}")
+        if data is not None:
+            answer = FilePosition(1, 1, offset, len(data)), data[offset : offset + length]
         return self._answer("read", answer, job=job, file=file)
 
     def follow(

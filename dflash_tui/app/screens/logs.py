@@ -216,7 +216,7 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
         length = offset - start if where == "older" else BLOCK
         future = self.console.link(self._host).read(job=self._job, file=self._file, offset=start, length=length)
         try:
-            _, data = await asyncio.wrap_future(future)
+            position, data = await asyncio.wrap_future(future)
         except LinkError as error:
             view.refused()
             self._error = one_line(str(error))
@@ -225,11 +225,11 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
         if self.shown != shown:
             return
         if where == "older":
-            view.older(data, start)
+            view.older(data, position.offset)
             return
         if where == "head":
             view.restart(0, stream_end=view.stream_end)
-        view.newer(data, start)
+        view.newer(data, position.offset)
 
     # What stands above and below.
 

@@ -333,7 +333,9 @@ class NodeLink:
     def _listed(self, answer: Future[Reply]) -> None:
         # An error here is a lost link, which is told in its own way.
         if answer.exception() is None:
-            self._emit(JobsArrived(self.host, facts.jobs(answer.result().header.get("jobs")), whole=True))
+            header = answer.result().header
+            # Of very many jobs the answer names the newest; the others came, or come, as pushes.
+            self._emit(JobsArrived(self.host, facts.jobs(header.get("jobs")), whole=header.get("whole") is True))
 
     def _aged(self, age: float) -> None:
         if age >= LOST_AFTER_S:

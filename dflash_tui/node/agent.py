@@ -12,17 +12,18 @@ import shutil
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from dflash_tui.node import gpus, launching, outgoing, paths, protocol
 from dflash_tui.node.children import Ended, MetricsChild, Program
-from dflash_tui.node.jobs import JobStore
+from dflash_tui.node.jobs import JobStore, Record
 from dflash_tui.node.loop import Loop
 from dflash_tui.node.readers import Following
 from dflash_tui.node.requests import Requests
 
 _ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
-_JOBS_A_FRAME = 50
+_JOBS_BYTES = 1 << 18  # and one record more: far below protocol.MAX_HEADER
+_GONE_A_FRAME = 1000
 _READER_S = 20.0
 
 
@@ -141,7 +142,8 @@ class Agent:
 
     def _read_cards_anew(self) -> None:
         """A reader of metrics for a job that has just ended: whatever it says was read after that."""
-        if self._reader_of_cards is not None and self._reader_of_cards.running():
+        # One that hangs in the driver outlives its SIGKILL: beside it no other is started.
+        if self._reader_of_cards is not None and (self._reader_of_cards.running() or self._reader_of_cards.lives()):
             return
         if not self.store.memory.wants_reading():
             return
@@ -186,10 +188,13 @@ class Agent:
         self._looks += 1
         changed, gone = self.store.refresh(everything, gpus.memory_by_pid(self.metrics.reading))
         while changed or gone:
-            part, changed = changed[:_JOBS_A_FRAME], changed[_JOBS_A_FRAME:]
-            records = [self.store.get(job) for job in part]
-            self.out.send({"ev": "jobs", "jobs": records, "gone": gone}, rank=outgoing.STATUS)
-            gone = []
+            records: List[Record] = []
+            room = _JOBS_BYTES
+            while changed and room > 0:
+                records.append(self.store.get(changed.pop(0)))
+                room -= len(json.dumps(records[-1]))
+            named, gone = gone[:_GONE_A_FRAME], gone[_GONE_A_FRAME:]
+            self.out.send({"ev": "jobs", "jobs": records, "gone": named}, rank=outgoing.STATUS)
 
     def _pump(self) -> None:
         for number in list(self._tails):

@@ -65,6 +65,10 @@ class Program:
     def running(self) -> bool:
         return self._done is not None
 
+    def lives(self) -> bool:
+        """Whether the process is there, maybe killed and not dead yet."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Ends the program and everything of its session; `done` is not called any more."""
         self._done = None

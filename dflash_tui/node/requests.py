@@ -87,15 +87,18 @@ class Requests:
         store = self._agent.store
         records: List[Record] = []
         room = protocol.MAX_HEADER * 3 // 4
-        for job in reversed(paths.job_ids(store.root)[-_LISTED:]):
+        ids = paths.job_ids(store.root)
+        whole = len(ids) <= _LISTED
+        for job in reversed(ids[-_LISTED:]):
             record = self._look(job)
             if record is None:
                 continue
             room -= len(json.dumps(record))
             if room < 0:
+                whole = False
                 break  # a frame has an end; the oldest are left out
             records.append(record)
-        self._answer(number, {"jobs": records[::-1]})
+        self._answer(number, {"jobs": records[::-1], "whole": whole})
 
     def _look(self, job: str) -> Optional[Record]:
         try:
@@ -215,6 +218,8 @@ class Requests:
                 refuse(refused)
             except OSError as error:
                 refuse(Refused(protocol.IO_ERROR, "%s: %s" % (error.filename or "the node", error.strerror or error)))
+            except Exception as error:
+                refuse(Refused(protocol.INTERNAL, "%s: %s" % (type(error).__name__, error), "please report this"))
 
         def with_cards() -> None:
             cards = self._choose(list(launch.gpus), launch.share)

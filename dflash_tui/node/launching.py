@@ -224,7 +224,8 @@ def spawn(loop: Loop, folder: str, fds: List[int], done: Callable[[], None], fai
             done()
 
     def ended(result: Ended) -> None:
-        if result.code != 0 and not answered:
+        # Where the lock is held the supervisor has it, whatever became of the process that started it.
+        if result.code != 0 and not answered and not locks.is_held(os.path.join(folder, "lock")):
             answered.append(True)
             timer.cancel()
             loop.unwatch(ready)

@@ -31,11 +31,16 @@ def take(path: str, shared: bool = False) -> Optional[int]:
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody holds the lock exclusively. False where the file is missing."""
+    """Whether somebody holds the lock exclusively. False where the file is missing.
+
+    Where it cannot be told (no more descriptors, a stale mount) it counts as held: no job is gone by that.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True
     try:
         # Shared, so that two who only look never take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

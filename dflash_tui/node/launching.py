@@ -196,10 +196,12 @@ class Starter:
             paths.write_json(os.path.join(stage, "launch.json"), dict(launch._asdict(), **more))
             paths.write_json(os.path.join(stage, "state.json"), record)
             os.rename(stage, final)
-        except OSError as error:
+        except Exception as error:
             if lock is not None:
                 os.close(lock)
             shutil.rmtree(stage, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             if os.path.isdir(final):
                 return None
             raise _cannot_write("the job's folder %s cannot be made" % final, error) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import socket
@@ -18,7 +19,7 @@ import pytest
 from dflash_tui.node import children, outgoing, processes
 from dflash_tui.node.loop import Loop
 from dflash_tui.node.protocol import FrameReader
-from tests.node.client import LIMIT_S, REPOSITORY, Client, until
+from tests.node.client import LIMIT_S, REPOSITORY, Client, Refusal, until
 
 HANGING = """
 import json, sys, time
@@ -226,3 +227,40 @@ def test_the_node_side_loads_nothing_but_the_standard_library(bundle: Path) -> N
     command = [sys.executable, "-I", "-S", "-c", "\n".join(lines)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
+
+
+def test_a_launch_that_fails_by_a_defect_is_answered_and_so_is_its_repeat(
+    bundle: Path, connect: Callable[..., Client]
+) -> None:
+    with (bundle / "dflash_tui" / "node" / "launching.py").open("a") as file:
+        file.write("\ndef with_gpus(spec, cards):\n    raise KeyError('a defect')\n")
+    agent = connect()
+    for _ in range(2):
+        with pytest.raises(Refusal, match="KeyError: 'a defect'") as refused:
+            agent.launch("j-1", {"do": []})
+        assert refused.value.code == "internal"
+
+
+def test_a_list_says_whether_it_is_whole(bundle: Path, connect: Callable[..., Client], state: Path) -> None:
+    with (bundle / "dflash_tui" / "node" / "requests.py").open("a") as file:
+        file.write("\n_LISTED = 2\n")
+    agent = connect()
+    for number in range(3):
+        assert agent.ask("list")["whole"] is True
+        (state / "jobs" / f"j-{number}").mkdir(mode=0o700)
+    listed = agent.ask("list")
+    assert ([record["job"] for record in listed["jobs"]], listed["whole"]) == (["j-1", "j-2"], False)
+
+
+def test_pushes_of_very_many_jobs_stay_far_below_the_longest_frame(connect: Callable[..., Client], state: Path) -> None:
+    event = json.dumps({"t": 1.0, "event": "finished", "words": "x" * 15_000}) + "\n"
+    for number in range(60):
+        folder = state / "jobs" / f"j-{number:02d}"
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "events.jsonl").write_text(event)
+    agent = connect()
+    seen: set[str] = set()
+    while len(seen) < 60:
+        push = agent.push("jobs")
+        assert len(json.dumps(push)) < 1 << 19
+        seen |= {record["job"] for record in push["jobs"]}

@@ -266,12 +266,12 @@ def test_a_torchvision_of_another_torch_is_named(extract_spec: dict[str, Any], t
     (site / "PIL" / "__init__.py").write_text("")
     (site / "PIL" / "Image.py").write_text("class Image: ...\nclass Resampling: ...\n")
     (site / "PIL" / "ImageOps.py").write_text("")
-    info = site / "torchvision-0.28.0.dist-info"
+    info = site / "torchvision-0.28.0+cu000.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0+cu000\n")
     status, answer, _ = ask(json.dumps({"verb": "extract", "spec": extract_spec}), PYTHONPATH=str(site))
     assert (status, answer["ok"]) == (0, True)
-    assert any("torchvision 0.28.0 beside torch" in warning for warning in answer["warnings"])
+    assert any("torchvision 0.28.0+cu000 beside torch" in warning for warning in answer["warnings"])
     job = Job(tmp_path / "job", **extract_spec)
     assert job.run(PYTHONPATH=str(site)) == 2, job.stderr
     last = job.events()[-1]

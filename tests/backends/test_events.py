@@ -6,6 +6,7 @@ import json
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,20 @@ from backends.errors import JobError
 from backends.events import EventLog
 
 
-@pytest.fixture
-def limit() -> Iterator[None]:
-    """A file may have 200 bytes; a limit on the size stands for the full disk: the same half writes, the same error."""
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A file may have 200 bytes; a limit on the size stands for the full disk: the same half writes, the same error.
+
+    Within a test alone: what pytest itself prints may go to a file too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def grow() -> None:
-    """Room again."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def lines(path: Path) -> list[object]:
@@ -41,26 +42,25 @@ def lines(path: Path) -> list[object]:
 
 
 def test_a_progress_that_cannot_be_written_does_not_end_the_work_and_spoils_no_later_event(
-    tmp_path: Path, limit: None
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "events.jsonl"
     events = EventLog(path)
-    for _ in range(5):
-        events.emit("progress", phase="x" * 60)
+    with full_disk():
+        for _ in range(5):
+            events.emit("progress", phase="x" * 60)
     assert path.stat().st_size == 200
-    grow()
     events.emit("finished", done=1)
     events.close()
     assert lines(path) == ["progress", None, "finished"]
 
 
-def test_a_last_event_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path, limit: None) -> None:
+def test_a_last_event_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events = EventLog(path)
-    events.emit("progress", phase="x" * 60)
-    with pytest.raises(
-        JobError, match=r"the last event \(finished\) cannot be written to .*events\.jsonl: .*too large"
-    ):
+    said = r"the last event \(finished\) cannot be written to .*events\.jsonl: .*too large"
+    with full_disk(), pytest.raises(JobError, match=said):
+        events.emit("progress", phase="x" * 60)
         events.emit("finished", message="y" * 200)
     events.close()
 

@@ -1,6 +1,7 @@
 """Processes by /proc: who is alive, who descends from whom, who writes to a job's log.
 
-A process is known by (boot id, pid, start ticks), for a pid alone is given to others later. A zombie counts as dead.
+A process is known by (boot id, pid, start ticks), for a pid alone is given to others later. A zombie counts as dead,
+unless it is the first thread of a process whose others still run.
 Formats: proc(5).
 """
 
@@ -30,6 +31,7 @@ class Stat(NamedTuple):
     state: str
     ticks: int
     name: str
+    threads: int = 1
 
     @property
     def identity(self) -> Identity:
@@ -37,7 +39,8 @@ class Stat(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        return self.state in ("Z", "X", "x")
+        # A process that ends has its first thread a zombie before the others are gone: it holds its memory until then.
+        return self.state in ("Z", "X", "x") and self.threads <= 1
 
 
 def identity_of(record: Any) -> Optional[Identity]:
@@ -67,7 +70,7 @@ def stat_of(pid: int) -> Optional[Stat]:
     fields = text[end + 2 :].split()
     if start < 0 or end < 0 or len(fields) < 20:
         return None
-    return Stat(pid, int(fields[1]), fields[0], int(fields[19]), text[start + 1 : end])
+    return Stat(pid, int(fields[1]), fields[0], int(fields[19]), text[start + 1 : end], int(fields[17]))
 
 
 def me() -> Identity:

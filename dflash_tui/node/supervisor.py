@@ -161,7 +161,8 @@ class Supervisor:
         self._look_for_stop(ladder)
         if ladder.phase == stopping.IDLE and self._runner_gone():
             ladder.end_all()
-        over = ladder.step()
+        # Over only when its status is known too: a dying process can look dead before it can be waited for.
+        over = ladder.step() and self._runner_gone()
         stuck = ladder.stuck()
         if stuck and self.record.get("reason") != stuck:
             self.record["reason"] = stuck

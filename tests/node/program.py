@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def obey(status=3):
     wait_for_ever()
 
 
+def end_in_another_thread():
+    """At SIGTERM the first thread ends and another one goes on, as while a large process is torn down."""
+
+    def last():
+        time.sleep(1.5)
+        os._exit(3)
+
+    def on_term(*_):
+        event("interrupted", message="stopped on request", done=1, total=2)
+        threading.Thread(target=last).start()
+        # exit(2) of this thread alone
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+
+    signal.signal(signal.SIGTERM, on_term)
+    event("phase", phase="waiting")
+    wait_for_ever()
+
+
 def write(megabytes, pause=0.0):
     for number in range(megabytes * 16):
         print(f"{number:08d} " + "x" * 65526, flush=True)
@@ -123,6 +142,7 @@ STEPS = {
     "ignore_term": ignore_term,
     "wait": wait_for_ever,
     "obey": obey,
+    "end_in_another_thread": end_in_another_thread,
     "write": write,
     "environment": show_environment,
     "wait_for": wait_for_file,

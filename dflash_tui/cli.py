@@ -41,9 +41,8 @@ DESCRIPTION = "Without a command: the console, on the hosts given. Every action 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise CommandError(
-            Exit.BAD_INPUT, f"{self.prog.removeprefix('dflash-tui ')}: {message}", f"see `{self.prog} --help`"
-        )
+        command = self.prog.removeprefix("dflash-tui").strip()  # the program's own name is printed before every error
+        raise CommandError(Exit.BAD_INPUT, f"{command}: {message}" if command else message, f"see `{self.prog} --help`")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dflash_tui.commands.demo import RESULT_KEYS
 from dflash_tui.commands.outcome import Exit
 from tests.e2e.conftest import Launcher, Shared
-from tests.e2e.harness import JobFolder, Site, assert_nothing_half, assert_whole, manifest_rows, poll
+from tests.e2e.harness import LIMIT_S, JobFolder, Site, assert_nothing_half, assert_whole, manifest_rows, poll
 
 
 def test_status_tells_who_and_what_the_node_is(site: Site) -> None:
@@ -90,7 +90,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_a_stop_leaves_no_proces
     waiting = site.start("launch", *job_of, "--wait", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     poll("the first samples", lambda: len(manifest_rows(output)) >= 5)
     waiting.send_signal(signal.SIGINT)
-    out, err = waiting.communicate(timeout=60)
+    out, err = waiting.communicate(timeout=LIMIT_S)
     assert (waiting.returncode, out) == (Exit.CTRL_C, b"")
     last = err.decode().splitlines()[-1]
     assert "goes on" in last
@@ -145,6 +145,23 @@ def test_the_end_of_the_wait_is_the_end_of_the_job(
     out, err = follower.communicate(timeout=240)
     assert (follower.returncode, err) == (Exit.OK, b"")
     assert out == (job.path / "log").read_bytes()
+
+
+def test_what_a_log_gave_back_to_the_disk_is_told_and_never_printed_as_bytes(
+    site: Site, state_dir: Path, shared: Shared, tmp_path: Path
+) -> None:
+    done = site.run("launch", *shared.extract(tmp_path / "out", "--last", 1), "--wait")
+    log = JobFolder(state_dir, done.out.strip()).path / "log"
+    head, hole = log.read_bytes().ljust(1 << 16, b"."), 1 << 18
+    log.write_bytes(head + b"x" * hole + b"the end\n")
+    punch = ["fallocate", "--punch-hole", "--offset", str(len(head)), "--length", str(hole), str(log)]
+    subprocess.run(punch, check=True)
+    for more in ((), ("-f",)):
+        printed = subprocess.run(
+            site.command("logs", done.out.strip(), *more), env=site.env, cwd=site.home, capture_output=True, check=True
+        )
+        assert printed.stdout == head + b"the end\n"
+        assert f"{hole:,} bytes of the log were given back to the disk" in printed.stderr.decode()
 
 
 def test_ids_may_be_shortened_while_they_are_clear(site: Site) -> None:

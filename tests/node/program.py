@@ -77,11 +77,11 @@ def obey(status=3):
     wait_for_ever()
 
 
-def end_in_another_thread():
+def end_in_another_thread(go):
     """At SIGTERM the first thread ends and another one goes on, as while a large process is torn down."""
 
     def last():
-        time.sleep(1.5)
+        wait_for_file(go)
         os._exit(3)
 
     def on_term(*_):

@@ -207,14 +207,19 @@ def test_a_zombie_counts_as_dead() -> None:
         os.waitpid(pid, 0)
 
 
-def test_a_runner_whose_first_thread_ended_before_the_others_is_waited_for(agent: Client, state: Path) -> None:
-    agent.launch("j-1", {"do": [["end_in_another_thread"]]})
+def test_a_runner_whose_first_thread_ended_before_the_others_is_waited_for(
+    agent: Client, state: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    agent.launch("j-1", {"do": [["end_in_another_thread", str(go)]]})
     until(lambda: agent.job("j-1")["last_event"], "the runner to listen")
     runner = processes.identity_of(agent.job("j-1")["runner"])
     assert runner is not None
     agent.ask("stop", job="j-1")
     until(lambda: (found := processes.stat_of(runner.pid)) is not None and found.state == "Z", "its first thread's end")
     assert processes.alive(runner)
+    assert agent.wait("j-1", "stopping")["exit"] is None
+    go.touch()
     record = agent.wait("j-1", "interrupted")
     assert record["exit"] == {"code": 3, "signal": None}
     assert record["reason"] == "stopped on request"

@@ -138,7 +138,7 @@ def run_main(verb: str, source: str, events_path: str | None) -> int:
     except SpecError as error:
         return _fail(events, str(error), "", BAD_INPUT)
     except ImportError as error:
-        from backends.plan import import_remedy
+        from backends.environment import import_remedy
 
         traceback.print_exc()
         message, remedy = import_remedy(error)

@@ -14,7 +14,7 @@ from typing import Any
 from backends.errors import Interrupted, JobError, WorkerError, one_line
 from backends.events import EventLog
 from backends.packing import Pack, pack_samples
-from backends.plan import ExtractPlan, plan_extract
+from backends.plan.extract import ExtractPlan, plan_extract
 from backends.progress import Progress
 from backends.spec import ExtractSpec
 from backends.store import MANIFEST, Entry, Store, StoreError, check_file, unwritable

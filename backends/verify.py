@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from backends.dataset import PreparedDataset
+from backends.environment import device_of
 from backends.errors import Interrupted, JobError, one_line
 from backends.events import EventLog
 from backends.fingerprint import model_fingerprint
-from backends.plan import device_of
 from backends.progress import Progress
 from backends.spec import VerifySpec
 from backends.store import Entry, Manifest, StoreError, check_file, read_manifest

@@ -69,7 +69,7 @@ def worker_main() -> int:
         traceback.print_exc()
         # Transformers raises ImportError, or RuntimeError from inside torchvision, when it cannot import a model class.
         if starting and (isinstance(error, ImportError) or "torchvision" in str(error)):
-            from backends.plan import import_remedy
+            from backends.environment import import_remedy
 
             message, remedy = import_remedy(error)
             answers.send("refused", message=message, remedy=remedy, status=JobError.status)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from backends.hf.extractor import Extractor, PackResult, Sample
-from backends.plan import ExtractPlan
+from backends.plan.extract import ExtractPlan
 from backends.store import Store, check_file, read_manifest
 from backends.workers import Message, Work
 

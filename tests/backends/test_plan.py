@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from extraction_jobs import MAIN, Job, make_dataset
 
+from backends.environment import import_remedy
 from backends.hsfile import bytes_per_token
-from backends.plan import import_remedy, plan
+from backends.plan import plan
 from backends.spec import ExtractSpec, PrepareSpec, VerifySpec
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from backends.errors import Interrupted, JobError, WorkerError
 from backends.hf.extractor import Extractor, is_out_of_memory
-from backends.plan import ExtractPlan
+from backends.plan.extract import ExtractPlan
 from backends.progress import Progress
 from backends.recompute import PlainForward
 from backends.runner import extract

@@ -1,0 +1,184 @@
+"""What an extraction would do: layers, bytes, memory, and whether the disk holds it. Loads no torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.environment import device_of, require_packages, torchvision_warnings, versions
+from backends.errors import JobError
+from backends.hf.families import ModelShape, model_shape, read_config
+from backends.layers import layer_ids
+from backends.plan.output import check_output
+from backends.spec import ExtractSpec
+
+if TYPE_CHECKING:
+    from backends.dataset import PreparedDataset
+
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# torch with its libraries and a CUDA context.
+_RUNTIME_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class ExtractPlan:
+    """What `extract` would do. lengths: tokens of every row; todo_bytes: what is still to be written."""
+
+    spec: ExtractSpec
+    shape: ModelShape
+    layer_ids: tuple[int, ...]
+    dataset: PreparedDataset
+    lengths: list[int]
+    rows: range
+    device: str
+    header: dict[str, Any]
+    bytes_per_token: int
+    already_done: int
+    todo_bytes: int
+    samples_that_fit: int
+    disk_free_bytes: int
+    problem: JobError | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def workers(self) -> int:
+        return max(len(self.spec.gpus), 1)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths[row] for row in self.rows)
+
+    @property
+    def memory_bytes_per_worker(self) -> int:
+        """Weights, the activations of one block, and the states of the packs that are computed and copied."""
+        spec, shape = self.spec, self.shape
+        size = _DTYPE_BYTES[spec.dtype]
+        pack = max(min(spec.pack_tokens, self.tokens), max((self.lengths[row] for row in self.rows), default=1))
+        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        block = pack * size * (4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size)
+        states = 4 * pack * len(self.layer_ids) * shape.hidden_size * size
+        return shape.parameters(max(self.layer_ids)) * size + block + states + _RUNTIME_BYTES
+
+    def answer(self) -> dict[str, Any]:
+        return {
+            "ok": self.problem is None,
+            "error": self.problem.message if self.problem else None,
+            "remedy": self.problem.remedy if self.problem else None,
+            "warnings": self.warnings,
+            "layer_ids": list(self.layer_ids),
+            "num_layers": self.shape.num_layers,
+            "hidden_size": self.shape.hidden_size,
+            "family": self.shape.family,
+            "dtype": self.spec.dtype,
+            "bytes_per_token": self.bytes_per_token,
+            "samples": len(self.rows),
+            "tokens": self.tokens,
+            "bytes_total": self.tokens * self.bytes_per_token,
+            "already_done": self.already_done,
+            "disk_free_bytes": self.disk_free_bytes,
+            "samples_that_fit": self.samples_that_fit,
+            "memory_bytes_per_worker": self.memory_bytes_per_worker,
+            "workers": self.workers,
+            "device": self.device,
+            "packing": "packs",
+            "versions": versions(),
+        }
+
+
+def plan_extract(spec: ExtractSpec) -> ExtractPlan:
+    """Checks everything that can be known before a model is loaded. Raises JobError and SpecError.
+
+    A disk without room for it all is the plan's `problem`, not raised, so that the answer still says what would fit.
+    """
+    if spec.backend != "hf":
+        raise JobError(f"the {spec.backend} backend is not in this version", "use the backend hf")
+    model = Path(spec.model)
+    shape = model_shape(read_config(model), model)
+    ids = layer_ids(spec.layers, shape.num_layers)
+    require_packages()
+    device = device_of(spec)
+    # From here on numpy and datasets are needed, and now known to be there.
+    from backends.dataset import PreparedDataset
+    from backends.fingerprint import model_fingerprint
+    from backends.hsfile import bytes_per_token
+    from backends.store import free_bytes, listed_in
+
+    fingerprint = model_fingerprint(model)
+    dataset = PreparedDataset(spec.dataset)
+    lengths = dataset.lengths()
+    rows = _rows(spec, lengths)
+    output = Path(spec.output)
+    check_output(output)
+    header = {
+        "manifest": 1,
+        "model": str(model.absolute()),
+        "model_fingerprint": fingerprint,
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "layer_ids": list(ids),
+        "dtype": spec.dtype,
+        "dataset": str(Path(spec.dataset).absolute()),
+        "dataset_fingerprint": dataset.fingerprint,
+        "dataset_rows": len(dataset),
+        "backend": spec.backend,
+        "created": round(time.time(), 3),
+    }
+    per_token = bytes_per_token(len(ids), shape.hidden_size, spec.dtype)
+    listed = listed_in(output, header)
+    todo = [row for row in rows if row not in listed]
+    free = free_bytes(output)
+    room, fitting, todo_bytes = max(free - spec.min_free_bytes, 0), 0, 0
+    for row in todo:
+        todo_bytes += lengths[row] * per_token
+        fitting += todo_bytes <= room
+    result = ExtractPlan(
+        spec=spec,
+        shape=shape,
+        layer_ids=ids,
+        dataset=dataset,
+        lengths=lengths,
+        rows=rows,
+        device=device,
+        header=header,
+        bytes_per_token=per_token,
+        already_done=len(rows) - len(todo),
+        todo_bytes=todo_bytes,
+        samples_that_fit=len(rows) - len(todo) + fitting,
+        disk_free_bytes=free,
+        warnings=torchvision_warnings(),
+    )
+    if fitting < len(todo):
+        last = todo[fitting]
+        fits = f"take fewer samples (last={last} fits)" if last > spec.first else "free some space"
+        result.problem = JobError(
+            f"{todo_bytes:,} bytes are to be written to {output}, and its disk has room for {room:,}"
+            f" above the floor of {spec.min_free_bytes:,}",
+            f"{fits}, choose fewer layers, or give a folder on another disk",
+        )
+    longest = max((lengths[row] for row in rows), default=0)
+    if shape.max_positions and longest > shape.max_positions:
+        result.warnings.append(
+            f"the longest sample has {longest} tokens, the model was made for {shape.max_positions}"
+            " (max_position_embeddings)"
+        )
+    return result
+
+
+def _rows(spec: ExtractSpec, lengths: list[int]) -> range:
+    if spec.first >= len(lengths):
+        raise JobError(f"first is {spec.first}, but the dataset has {len(lengths)} samples", "choose a smaller first")
+    if spec.last is not None and spec.last > len(lengths):
+        raise JobError(
+            f"last is {spec.last}, but the dataset has {len(lengths)} samples", f"leave it out or give {len(lengths)}"
+        )
+    rows = range(spec.first, len(lengths) if spec.last is None else spec.last)
+    over = [row for row in rows if lengths[row] > spec.max_sample_tokens]
+    if over:
+        more = f", and {len(over) - 1} more are too long" if len(over) > 1 else ""
+        raise JobError(
+            f"row {over[0]} has {lengths[over[0]]} tokens, more than max_sample_tokens={spec.max_sample_tokens}{more}",
+            f"prepare the dataset with max_tokens={spec.max_sample_tokens}, or raise max_sample_tokens",
+        )
+    return rows

@@ -56,8 +56,7 @@ class ExtractPlan:
         spec, shape = self.spec, self.shape
         size = _DTYPE_BYTES[spec.dtype]
         pack = max(min(spec.pack_tokens, self.tokens), max((self.lengths[row] for row in self.rows), default=1))
-        heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        block = pack * size * (4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size)
+        block = pack * size * shape.widest_block()
         states = 4 * pack * len(self.layer_ids) * shape.hidden_size * size
         return shape.parameters(max(self.layer_ids)) * size + block + states + _RUNTIME_BYTES
 

@@ -1,7 +1,8 @@
 """One hidden-state file: `hs_<row>.safetensors`, as the speculators trainer (0.9.0) reads it. Loads no torch.
 
-It holds `hidden_states` [T, L, H] in the model's dtype and `token_ids` [T] int64. Its bytes are checked *before* it gets
-that name, so whatever has the name is whole.
+It holds `hidden_states` [T, L, H] in the model's dtype and `token_ids` [T] int64; where the states are float8_e4m3fn also
+`hidden_states_scales` [T, 1, 1] float32, and the states are value * scale (`fp8`). Its bytes are checked *before* it gets
+that name, so whatever has the name is whole. Without torch the states are raw bits: `read_states` makes float32 of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from backends import fp8
 from backends.errors import one_line
 
 TMP_PREFIX = ".tmp-"
@@ -28,11 +30,15 @@ _FORMATS: dict[str, tuple[str, type[np.unsignedinteger[Any]], int]] = {
     "bfloat16": ("BF16", np.uint16, 0x7F80),
     "float16": ("F16", np.uint16, 0x7C00),
     "float32": ("F32", np.uint32, 0x7F800000),
+    # It has no infinity, and one NaN.
+    fp8.FLOAT8: ("F8_E4M3", np.uint8, 0x7F),
 }
+SCALES = "hidden_states_scales"
 _LARGEST_HEADER = 1 << 20
 _BLOCK_TOKENS = 64
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
+Scales = npt.NDArray[np.float32]
 
 
 class StoreError(Exception):
@@ -54,11 +60,21 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """What a file holds. states: raw bits [T, L, H]; token_ids: [T] int64; dtype: torch's name."""
+    """What a file holds. states: raw bits [T, L, H]; token_ids: [T] int64; dtype: torch's name; scales: [T, 1, 1] of float8."""
 
     states: Bits
     token_ids: npt.NDArray[np.int64]
     dtype: str
+    scales: Scales | None = None
+
+    def values(self, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
+        """The states of the tokens [begin, end) as float32 [T, L, H], exactly what is stored; float8 is dequantised."""
+        bits = self.states[begin:end]
+        if self.scales is not None:
+            return fp8.dequantised(bits, self.scales[begin:end])
+        if self.dtype == "bfloat16":
+            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return bits.view(np.float16 if self.dtype == "float16" else np.float32).astype(np.float32)
 
 
 def file_name(row: int) -> str:
@@ -67,7 +83,8 @@ def file_name(row: int) -> str:
 
 def bytes_per_token(layers: int, hidden_size: int, dtype: str) -> int:
     """Bytes of one token on the disk, its id included; the file's header is not counted."""
-    return layers * hidden_size * np.dtype(_FORMATS[dtype][1]).itemsize + 8
+    scale = 4 if dtype == fp8.FLOAT8 else 0
+    return layers * hidden_size * np.dtype(_FORMATS[dtype][1]).itemsize + scale + 8
 
 
 def check_states(states: Bits, dtype: str) -> None:
@@ -92,53 +109,76 @@ def check_states(states: Bits, dtype: str) -> None:
         if not differs.all():
             differs |= (block[:, 1:] != block[:, :-1]).any(axis=(0, 2))
     if not nonzero.all():
-        raise StoreError(f"slot {int(np.argmin(nonzero))} is all zero")
+        why = " in float8: another slot's values are too large beside its own" if dtype == fp8.FLOAT8 else ""
+        raise StoreError(f"slot {int(np.argmin(nonzero))} is all zero{why}")
     if not differs.all():
         slot = int(np.argmin(differs))
         raise StoreError(f"slots {slot} and {slot + 1} are identical")
 
 
+def check_scales(scales: Scales | None, tokens: int) -> None:
+    """Raises StoreError where there is not one finite scale above 0 a token."""
+    if scales is None or scales.shape != (tokens, 1, 1):
+        shape = None if scales is None else list(scales.shape)
+        raise StoreError(f"{SCALES} has the shape {shape} instead of {[tokens, 1, 1]}")
+    bad = ~(np.isfinite(scales) & (scales > 0))
+    if bad.any():
+        token = int(np.argmax(bad))
+        raise StoreError(f"the scale of token {token} is {float(scales[token, 0, 0])}, not a finite number above 0")
+
+
 def write_sample(
-    folder: Path, row: int, states: Bits, token_ids: npt.NDArray[np.int64], *, dtype: str, layers: int, hidden_size: int
+    folder: Path,
+    row: int,
+    states: Bits,
+    token_ids: npt.NDArray[np.int64],
+    *,
+    dtype: str,
+    layers: int,
+    hidden_size: int,
+    scales: Scales | None = None,
 ) -> Entry:
     """Writes one validated file: a temporary name, fsync, rename. Raises StoreError and OSError (a full disk).
 
-    states: raw bits [T, L, H] of `dtype`, in C order; token_ids: [T].
+    states: raw bits [T, L, H] of `dtype`, in C order; token_ids: [T]; scales: [T, 1, 1], for float8 only.
     """
     if states.shape != (len(token_ids), layers, hidden_size) or not len(token_ids):
         raise StoreError(f"shape {list(states.shape)} instead of {[len(token_ids), layers, hidden_size]}")
+    if dtype == fp8.FLOAT8:
+        check_scales(scales, len(token_ids))
     check_states(states, dtype)
-    states = np.ascontiguousarray(states)
-    token_ids = np.ascontiguousarray(token_ids, dtype=np.int64)
-    header = json.dumps(
-        {
-            "hidden_states": {
-                "dtype": _FORMATS[dtype][0],
-                "shape": list(states.shape),
-                "data_offsets": [0, states.nbytes],
-            },
-            "token_ids": {
-                "dtype": "I64",
-                "shape": list(token_ids.shape),
-                "data_offsets": [states.nbytes, states.nbytes + token_ids.nbytes],
-            },
-        },
-        separators=(",", ":"),
-    ).encode()
+    parts: dict[str, tuple[str, npt.NDArray[Any]]] = {
+        "hidden_states": (_FORMATS[dtype][0], np.ascontiguousarray(states)),
+        "token_ids": ("I64", np.ascontiguousarray(token_ids, dtype=np.int64)),
+    }
+    if scales is not None:
+        # The widest first, so that every tensor stands where its values may be read in place.
+        parts = {
+            "token_ids": parts["token_ids"],
+            SCALES: ("F32", np.ascontiguousarray(scales, dtype=np.float32)),
+            "hidden_states": parts["hidden_states"],
+        }
+    described: dict[str, Any] = {}
+    end = 0
+    for name, (kind, array) in parts.items():
+        described[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     name = file_name(row)
     temporary = folder / f"{TMP_PREFIX}{os.getpid()}-{threading.get_ident()}-{next(_numbers)}-{name}"
     # Written by hand, not by safetensors: its writer copies every tensor into Python bytes first, under the GIL.
     try:
         with temporary.open("wb", buffering=0) as file:
-            for part in (struct.pack("<Q", len(header)), header, states.data, token_ids.data):
-                write_all(file.fileno(), memoryview(part).cast("B"))
+            write_all(file.fileno(), memoryview(struct.pack("<Q", len(header)) + header))
+            for _, array in parts.values():
+                write_all(file.fileno(), memoryview(array).cast("B"))
             os.fsync(file.fileno())
         temporary.replace(folder / name)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return Entry(row, name, len(token_ids), 8 + len(header) + states.nbytes + token_ids.nbytes)
+    return Entry(row, name, len(token_ids), 8 + len(header) + end)
 
 
 _numbers = count()
@@ -166,15 +206,42 @@ def read_file(path: Path) -> SampleFile:
         dtype = next((name for name, known in _FORMATS.items() if known[0] == states["dtype"]), None)
         if dtype is None or ids["dtype"] != "I64":
             raise StoreError(
-                f"{path.name} holds {states['dtype']} and {ids['dtype']}, not one of {', '.join(_FORMATS)}"
+                f"{path.name} holds {states['dtype']} and {ids['dtype']}, not one of {', '.join(_FORMATS)} and I64"
             )
         bits = data[slice(*states["data_offsets"])].view(_FORMATS[dtype][1]).reshape(states["shape"])
         token_ids = data[slice(*ids["data_offsets"])].view(np.int64).reshape(ids["shape"])
+        scales = _scales(path, data, tensors) if dtype == fp8.FLOAT8 else None
     except OSError as error:
         raise StoreError(f"{path.name} cannot be read: {one_line(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise StoreError(f"{path.name} is not a hidden-state file: {type(error).__name__} {one_line(error)}") from None
-    return SampleFile(bits, token_ids, dtype)
+    return SampleFile(bits, token_ids, dtype, scales)
+
+
+def _scales(path: Path, data: npt.NDArray[np.uint8], tensors: dict[str, Any]) -> Scales:
+    if SCALES not in tensors:
+        raise StoreError(f"{path.name} holds {fp8.FLOAT8} and no {SCALES}")
+    found = tensors[SCALES]
+    if found["dtype"] != "F32":
+        raise StoreError(f"{path.name}: {SCALES} is {found['dtype']}, not F32")
+    values: Scales = data[slice(*found["data_offsets"])].view(np.float32).reshape(found["shape"])
+    return values
+
+
+def read_states(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The hidden states of a file as float32 [T, L, H], float8 dequantised, and its token ids [T]. Raises StoreError.
+
+    bfloat16 and float16 become float32 without loss. For long samples read by parts: `read_file(path).values(begin, end)`.
+    """
+    sample = read_file(path)
+    if sample.states.ndim != 3:
+        raise StoreError(f"{path.name}: hidden_states has the shape {list(sample.states.shape)}, not [T, L, H]")
+    if sample.dtype == fp8.FLOAT8:
+        try:
+            check_scales(sample.scales, len(sample.states))
+        except StoreError as error:
+            raise StoreError(f"{path.name}: {error}") from None
+    return sample.values(), np.array(sample.token_ids)
 
 
 def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size: int, dtype: str) -> None:
@@ -189,6 +256,8 @@ def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size
     if not np.array_equal(sample.token_ids, np.asarray(token_ids, dtype=np.int64)):
         raise StoreError(f"{path.name}: token_ids differ from the dataset's")
     try:
+        if dtype == fp8.FLOAT8:
+            check_scales(sample.scales, len(token_ids))
         check_states(sample.states, dtype)
     except StoreError as error:
         raise StoreError(f"{path.name}: {error}") from None

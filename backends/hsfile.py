@@ -172,7 +172,7 @@ def write_sample(
         with temporary.open("wb", buffering=0) as file:
             write_all(file.fileno(), memoryview(struct.pack("<Q", len(header)) + header))
             for _, array in parts.values():
-                write_all(file.fileno(), memoryview(array).cast("B"))
+                write_all(file.fileno(), memoryview(array.data).cast("B"))
             os.fsync(file.fileno())
         temporary.replace(folder / name)
     except BaseException:

@@ -12,6 +12,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 DTYPES = ("bfloat16", "float16", "float32")
+# "same": as the model's. What float8 files hold: `backends.fp8`.
+FILE_DTYPES = ("same", "float8_e4m3fn")
 BACKENDS = ("hf", "vllm")
 PRESETS = ("dflash", "speculators")
 FAMILIES = ("qwen3", "llama")
@@ -101,7 +103,8 @@ class ExtractSpec(Spec):
     dataset: folder written by `prepare` (Hugging Face `save_to_disk`).
     output: folder for `hs_<row>.safetensors` and the manifest.
     layers: a preset, or layer ids in the trainer's numbering (0 = embeddings, N = before the final norm).
-    dtype: of the model and of the files.
+    dtype: of the model, and of the files where `file_dtype` is "same".
+    file_dtype: "float8_e4m3fn" halves the bytes of 16-bit states; the trainer reads it with `--hidden-states-backend fp8`.
     gpus: UUIDs, filled in by the node; empty means the CPU where `device` is not "cuda".
     pack_tokens: samples are packed to at most this many tokens (longer samples go alone).
     max_sample_tokens: a longer sample is refused before work starts.
@@ -116,6 +119,7 @@ class ExtractSpec(Spec):
     backend: str = "hf"
     layers: str | tuple[int, ...] = "dflash"
     dtype: str = "bfloat16"
+    file_dtype: str = "same"
     device: str = "auto"
     gpus: tuple[str, ...] = ()
     first: int = 0
@@ -129,6 +133,7 @@ class ExtractSpec(Spec):
         _text(self, "model", "dataset", "output")
         _one_of(self, "backend", BACKENDS)
         _one_of(self, "dtype", DTYPES)
+        _one_of(self, "file_dtype", FILE_DTYPES)
         _one_of(self, "device", DEVICES)
         _whole(self, "first", 0)
         _whole(self, "last", self.first + 1, optional=True)
@@ -138,16 +143,22 @@ class ExtractSpec(Spec):
         _whole(self, "worker_restarts", 0)
         _layers(self)
 
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the files, by its name in torch."""
+        return self.dtype if self.file_dtype == "same" else self.file_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class PrepareSpec(Spec):
     """The trainer's Arrow dataset from conversations, one row an assistant turn, with the loss mask.
 
     model: folder whose tokenizer and chat template are used.
-    inputs: JSONL files of conversations.
+    inputs: JSONL, JSON or Parquet files of conversations or of tokenised rows, folders of them, and `save_to_disk` folders.
     output: folder for the dataset.
     max_tokens: a longer row is truncated on the right, as the trainer does.
-    limit: at most so many conversations, None for all.
+    limit: at most so many conversations (or tokenised rows) of the shuffled order, None for all.
+    shuffle_seed: order of the conversations; None keeps the inputs' own.
     """
 
     verb: ClassVar[str] = "prepare"
@@ -157,6 +168,7 @@ class PrepareSpec(Spec):
     output: str
     max_tokens: int = 8192
     limit: int | None = None
+    shuffle_seed: int | None = 0
     keep_messages: bool = True
 
     def __post_init__(self) -> None:
@@ -165,6 +177,7 @@ class PrepareSpec(Spec):
             raise SpecError(f"prepare: inputs must name at least one file of conversations, not {list(self.inputs)!r}")
         _whole(self, "max_tokens", 2)
         _whole(self, "limit", 1, optional=True)
+        _whole(self, "shuffle_seed", 0, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +202,29 @@ class VerifySpec(Spec):
         _text(self, "output")
         _one_of(self, "device", DEVICES)
         _whole(self, "recompute", 0)
+        _whole(self, "seed", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ParitySpec(Spec):
+    """Two output folders of one model, dataset and layers compared, layer by layer: bf16 with float8, one backend with another.
+
+    reference: the folder whose states count as right; errors are relative to them.
+    output: the folder that is judged; `parity.json` is written there.
+    samples: so many of those that both hold (the longest, the others by chance); None for all.
+    seed: which samples.
+    """
+
+    verb: ClassVar[str] = "parity"
+
+    reference: str
+    output: str
+    samples: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _text(self, "reference", "output")
+        _whole(self, "samples", 1, optional=True)
         _whole(self, "seed", 0)
 
 
@@ -234,4 +270,6 @@ class DemoSpec(Spec):
         _layers(self)
 
 
-SPECS: dict[str, type[Spec]] = {spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, DemoSpec)}
+SPECS: dict[str, type[Spec]] = {
+    spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, ParitySpec, DemoSpec)
+}

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from backends.errors import JobError, one_line
-from backends.hf.attention import ATTENTION, pack_arguments
-from backends.hf.capture import Capture, keep_blocks
+from backends.errors import JobError
+from backends.hf.attention import pack_arguments
+from backends.hf.capture import Capture
 from backends.hf.families import model_shape, read_config
+from backends.hf.loading import load_model
 from backends.hsfile import Entry, StoreError, write_sample
 
 # Relative error that packing may add to a token's state: rounding of the dtype, through all blocks of a deep model.
@@ -45,52 +46,6 @@ class PackResult:
     entries: list[Entry] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)
     disk_error: OSError | None = None
-
-
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids: Sequence[int]) -> nn.Module:
-    """The base model of a folder, in eval mode, cut after the last wanted layer. Nothing is downloaded. Raises JobError."""
-    from transformers import AutoModel
-    from transformers.utils import logging
-
-    # Its bars and its report of tensors that a base model does not need would bury the log.
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        model, info = AutoModel.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (OSError, ValueError) as error:
-        raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", "check its files") from error
-    _refuse_misfits(folder, info)
-    keep_blocks(model, layer_ids)
-    moved: nn.Module = model.to(device).eval().requires_grad_(False)
-    return moved
-
-
-def _refuse_misfits(folder: Path, info: dict[str, Any]) -> None:
-    """Raises JobError where weights and config.json are not of one model.
-
-    Transformers fills what is missing or of another shape with random numbers, and leaves out what the config does not know.
-    """
-    misfits = {
-        "lack": info["missing_keys"],
-        "have another shape than config.json says in": (key[0] for key in info["mismatched_keys"]),
-        # A head is not needed; a bias or a block that is left out makes other states.
-        "hold, unknown to config.json,": (key for key in info["unexpected_keys"] if "layers." in key),
-    }
-    for what, keys in misfits.items():
-        names = sorted(keys)
-        if names:
-            raise JobError(
-                f"the weights in {folder} {what} {len(names)} tensors, {names[0]} first",
-                "fetch the model again, config.json and weights together",
-            )
 
 
 class Extractor:

@@ -1,4 +1,4 @@
-"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise} …: what the node side runs.
+"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise,doctor} …: what the node side runs.
 
 -I keeps the user's environment and folders out of it; then nothing puts the bundle on the path but this file.
 """
@@ -15,6 +15,10 @@ def main(arguments: List[str]) -> int:
     here = os.path.dirname(os.path.abspath(__file__))
     # Without -I this folder would come first, and its modules would stand in for others of the same name.
     sys.path[:] = [BUNDLE] + [entry for entry in sys.path if entry not in (here, BUNDLE)]
+    if arguments[:1] == ["doctor"]:
+        from dflash_tui.node.doctor import main as doctor
+
+        return doctor.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="dflash-tui-node", description="The node side of dflash-tui.")
     modes = parser.add_subparsers(dest="mode", required=True)
     agent = modes.add_parser("agent", help="answer a console on standard input and output")
@@ -26,6 +30,7 @@ def main(arguments: List[str]) -> int:
     supervise = modes.add_parser("supervise", help="run the job of a folder, detached")
     supervise.add_argument("folder")
     supervise.add_argument("--fds", default="", help="inherited: ready pipe, job lock, GPU locks")
+    supervise.add_argument("--secrets-fd", type=int, default=-1, help="inherited: a pipe with what the runner is given")
     supervise.add_argument("--adopt", action="store_true", help="end what a killed supervisor left")
     options, rest = parser.parse_known_args(arguments)
     if rest and options.mode != "metrics":
@@ -38,7 +43,7 @@ def main(arguments: List[str]) -> int:
         from dflash_tui.node import supervisor
 
         fds = tuple(int(fd) for fd in options.fds.split(",") if fd)
-        return supervisor.supervise(os.path.abspath(options.folder), fds, options.adopt)
+        return supervisor.supervise(os.path.abspath(options.folder), fds, options.adopt, options.secrets_fd)
     from dflash_tui.node.agent import Agent
 
     try:

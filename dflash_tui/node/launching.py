@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from dflash_tui.node import gpus, jobs, locks, paths, protocol
+from dflash_tui.node import gpus, jobs, locks, paths, protocol, secrets
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.loop import Loop
 from dflash_tui.node.protocol import Launch, Refused
@@ -26,8 +26,12 @@ def node_command(*arguments: str) -> List[str]:
 
 
 def environment() -> Dict[str, str]:
-    """Ours, less the mark of a job that we may run in: what is started here is none of that job's."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("DFLASH_TUI_JOB")}
+    """Ours, less the mark of a job that we may run in: what is started here is none of that job's. And less secrets."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DFLASH_TUI_JOB") and name not in secrets.NAMES
+    }
 
 
 def launch_of(data: Any) -> Launch:
@@ -57,6 +61,9 @@ def launch_of(data: Any) -> Launch:
         "stop_target": launch.stop_target == "runner",
         "log_limit_bytes": isinstance(launch.log_limit_bytes, int) and launch.log_limit_bytes >= 1 << 16,
     }
+    secret = sorted(set(secrets.NAMES) & set(launch.env)) if checks["env"] else []
+    if secret:  # before the others: their messages show what they are about
+        raise _bad("launch: %s must not stand in env, which is kept in a file; it goes into `secrets`" % secret[0])
     for name, good in checks.items():
         if not good:
             raise _bad("launch: %s cannot be %r" % (name, getattr(launch, name)))
@@ -143,9 +150,19 @@ class Starter:
         self._bundle = bundle
 
     def start(
-        self, job: str, launch: Launch, python: str, cards: List[gpus.Card], done: Callable[[], None], fail: Fail
+        self,
+        job: str,
+        launch: Launch,
+        python: str,
+        cards: List[gpus.Card],
+        done: Callable[[], None],
+        fail: Fail,
+        sent: Optional[Dict[str, str]] = None,
     ) -> None:
-        """Calls `done` once the supervisor has said that the job runs (or why it cannot). Raises Refused or OSError."""
+        """Calls `done` once the supervisor has said that the job runs (or why it cannot). Raises Refused or OSError.
+
+        sent: secrets for the runner; they go through pipes alone.
+        """
         try:
             held = locks.take_gpus(self._store.root, [str(card["uuid"]) for card in cards], job, launch.share)
         except locks.GpuLocked as error:
@@ -160,7 +177,7 @@ class Starter:
                 done()
                 return
             fds.insert(0, lock)
-            spawn(self._loop, paths.job_dir(self._store.root, job), fds, done, fail)
+            spawn(self._loop, paths.job_dir(self._store.root, job), fds, done, fail, sent=sent)
         finally:
             # The supervisor has them by now; a lock ends with the last who has it open.
             for fd in fds:
@@ -212,7 +229,15 @@ def _cannot_write(what: str, error: OSError) -> Refused:
     return Refused(protocol.IO_ERROR, "%s: %s" % (what, error.strerror), "free some space or check its rights")
 
 
-def spawn(loop: Loop, folder: str, fds: List[int], done: Callable[[], None], fail: Fail, adopt: bool = False) -> None:
+def spawn(
+    loop: Loop,
+    folder: str,
+    fds: List[int],
+    done: Callable[[], None],
+    fail: Fail,
+    adopt: bool = False,
+    sent: Optional[Dict[str, str]] = None,
+) -> None:
     """Starts a supervisor that inherits the locks `fds`; `done` once it has spoken, died or taken too long. Raises OSError."""
     ready, theirs = os.pipe()
     answered: List[bool] = []
@@ -240,8 +265,12 @@ def spawn(loop: Loop, folder: str, fds: List[int], done: Callable[[], None], fai
     command = node_command(
         "supervise", folder, "--fds", ",".join(str(fd) for fd in numbers), *(["--adopt"] if adopt else [])
     )
+    pipe = -1
     try:
-        Program(loop, command, ended, _READY_S, env=environment(), pass_fds=numbers)
+        pipe = secrets.pipe_with(sent)
+        if pipe >= 0:
+            command += ["--secrets-fd", str(pipe)]
+        Program(loop, command, ended, _READY_S, env=environment(), pass_fds=[*numbers, *([pipe] if pipe >= 0 else [])])
     except OSError:
         timer.cancel()
         loop.unwatch(ready)
@@ -249,3 +278,5 @@ def spawn(loop: Loop, folder: str, fds: List[int], done: Callable[[], None], fai
         raise
     finally:
         os.close(theirs)
+        if pipe >= 0:
+            os.close(pipe)

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, readers, tails
+from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, readers, secrets, tails
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.jobs import Record
 from dflash_tui.node.protocol import Refused
@@ -160,19 +160,27 @@ class Requests:
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
             raise Refused(protocol.BAD_REQUEST, "plan: timeout_s must be seconds, at most 3600, not %r" % (timeout,))
 
+        sent = secrets.of_request(header)
+
         def then() -> None:
             cards = self._choose(wanted, share)
             self._with_python(
                 number,
                 str(header.get("python") or ""),
-                lambda python: self._run_plan(number, request, python, cards, timeout),
+                lambda python: self._run_plan(number, request, python, cards, timeout, sent),
                 lambda refused: self._refuse(number, refused),
             )
 
         self._after_reading(number, wanted, then)
 
     def _run_plan(
-        self, number: Any, request: Dict[str, Any], python: str, cards: List[gpus.Card], timeout: float
+        self,
+        number: Any,
+        request: Dict[str, Any],
+        python: str,
+        cards: List[gpus.Card],
+        timeout: float,
+        sent: Dict[str, str],
     ) -> None:
         def ended(result: Ended) -> None:
             self._guarded(number, lambda: self._answer(number, {"plan": plan_of(result, timeout)}))
@@ -188,7 +196,15 @@ class Requests:
             COLUMNS="4000",
         )
         script = os.path.join(self._agent.bundle, "backends", "__main__.py")
-        self._keep(Program(self._agent.loop, [python, script, "plan", "-"], ended, timeout, data, env))
+        pipe = secrets.pipe_with(sent)
+        try:
+            if pipe >= 0:
+                env[secrets.VARIABLE] = str(pipe)
+            fds = [pipe] if pipe >= 0 else []
+            self._keep(Program(self._agent.loop, [python, script, "plan", "-"], ended, timeout, data, env, fds))
+        finally:
+            if pipe >= 0:
+                os.close(pipe)
 
     # Launch and stop
 
@@ -200,7 +216,7 @@ class Requests:
         if job in self._launching:
             self._launching[job].append(number)
             return
-        launch = launching.launch_of(header.get("launch"))
+        launch, sent = launching.launch_of(header.get("launch")), secrets.of_request(header)
         self._launching[job] = [number]
 
         def refuse(refused: Refused) -> None:
@@ -227,7 +243,7 @@ class Requests:
                 number,
                 launch.python,
                 lambda python: carefully(
-                    lambda: self._agent.starter.start(job, launch, python, cards, started, refuse)
+                    lambda: self._agent.starter.start(job, launch, python, cards, started, refuse, sent)
                 ),
                 refuse,
             )

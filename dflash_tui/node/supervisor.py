@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from dflash_tui.node import events, linux, locks, outcome, paths, processes, stopping
+from dflash_tui.node import events, linux, locks, outcome, paths, processes, secrets, stopping
 from dflash_tui.node.joblog import JobLog
 from dflash_tui.node.processes import Identity, Stat
 
@@ -23,11 +23,11 @@ _SAVE_FOR_S = 600.0
 FORCE = signal.SIGQUIT  # as SIGTERM, with no grace for the runner
 
 
-def supervise(folder: str, fds: Tuple[int, ...] = (), adopt: bool = False) -> int:
+def supervise(folder: str, fds: Tuple[int, ...] = (), adopt: bool = False, secrets_fd: int = -1) -> int:
     """Detaches and runs the job in `folder` to its end; returns at once in the caller's process.
 
     fds: (ready, lock, GPU locks…), inherited and already locked; a byte goes to `ready` when the state file says more
-    than "starting". Without them the lock is taken here.
+    than "starting". Without them the lock is taken here. secrets_fd: a pipe with what the runner is to be given.
     """
     if os.fork() > 0:
         return 0
@@ -44,13 +44,13 @@ def supervise(folder: str, fds: Tuple[int, ...] = (), adopt: bool = False) -> in
     held: List[Optional[int]] = list(fds[1:]) or [locks.take(os.path.join(folder, "lock"))]
     try:
         if held[0] is not None:
-            _run(folder, ready, adopt, held[1:])
+            _run(folder, ready, adopt, held[1:], secrets.take(secrets_fd))
     finally:
         os._exit(0)
 
 
-def _run(folder: str, ready: int, adopt: bool, gpu_locks: List[Optional[int]]) -> None:
-    supervisor = Supervisor(folder, ready, adopt, [fd for fd in gpu_locks if fd is not None])
+def _run(folder: str, ready: int, adopt: bool, gpu_locks: List[Optional[int]], sent: Dict[str, str]) -> None:
+    supervisor = Supervisor(folder, ready, adopt, [fd for fd in gpu_locks if fd is not None], sent)
     try:
         supervisor.run()
     except Exception:
@@ -61,8 +61,16 @@ def _run(folder: str, ready: int, adopt: bool, gpu_locks: List[Optional[int]]) -
 class Supervisor:
     """The life of one job."""
 
-    def __init__(self, folder: str, ready: int = -1, adopt: bool = False, gpu_locks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        folder: str,
+        ready: int = -1,
+        adopt: bool = False,
+        gpu_locks: Sequence[int] = (),
+        sent: Optional[Dict[str, str]] = None,
+    ) -> None:
         self.folder = folder
+        self._secrets = sent or {}
         self.launch: Dict[str, Any] = paths.read_json(self._path("launch.json")) or {}
         self.record: Dict[str, Any] = paths.read_json(self._path("state.json")) or {}
         self.log = JobLog(self._path("log"), int(self.launch.get("log_limit_bytes", 1 << 30)))
@@ -129,22 +137,32 @@ class Supervisor:
         spec, log = self._path("spec.json"), self._path("events.jsonl")
         script = os.path.join(str(self.launch.get("bundle")), "backends", "__main__.py")
         argv = [str(self.record.get("python")), "-u", script, str(self.record.get("verb")), spec, "--events", log]
+        pipe = -1
         try:
+            environment = worker_environment(self.folder, self.record, self.launch)
+            pipe = secrets.pipe_with(self._secrets)
+            if pipe >= 0:
+                environment[secrets.VARIABLE] = str(pipe)
             # Kept, for a Popen that is collected reaps its process and loses the status.
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=self.log.fd,
                 stderr=self.log.fd,
-                env=worker_environment(self.folder, self.record, self.launch),
+                env=environment,
                 cwd=self.launch.get("cwd") or None,
                 start_new_session=True,
+                pass_fds=[pipe] if pipe >= 0 else [],
             )
         except (OSError, ValueError) as error:
             self.record.update(state="failed", ended=time.time(), reason="cannot start %s: %s" % (argv[0], error))
             self._save_surely()
             self._tell_ready()
             return False
+        finally:
+            self._secrets = {}
+            if pipe >= 0:
+                os.close(pipe)
         found = processes.stat_of(self._child.pid)
         self._runner = Identity(self._child.pid, found.ticks if found else 0)
         self.record.update(state="running", started=time.time(), runner=self._runner.to_json())

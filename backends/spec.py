@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
+from backends.hf.families import FAMILIES as TABLE
+
 DTYPES = ("bfloat16", "float16", "float32")
 # "same": as the model's. What float8 files hold: `backends.fp8`.
 FILE_DTYPES = ("same", "float8_e4m3fn")
 BACKENDS = ("hf", "vllm")
 PRESETS = ("dflash", "speculators")
-FAMILIES = ("qwen3", "llama")
+FAMILIES = tuple(TABLE)
 DEVICES = ("auto", "cuda", "cpu")
 
 
@@ -235,7 +237,7 @@ class DemoSpec(Spec):
     output: folder for the model, the dataset and the hidden states; an earlier demo's folder is gone on with.
     samples: at most so many of the demo's conversations.
     recompute: so many samples are computed anew.
-    layers, blocks, hidden: of the tiny model; family: its architecture, "qwen3" or "llama".
+    layers, blocks, hidden: of the tiny model; family: its architecture, a model_type of the table of families.
     gpus: UUIDs, filled in by the node; the demo runs on the CPU where there are none.
     """
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
-from backends.spec import FAMILIES
+from backends.demo.configs import tiny_config
+from backends.hf.families import FAMILIES
 
 # What each attention and each MLP adds, as a share of the stream that it reads; a block then changes it by about half.
 _SHARE = 0.35
@@ -59,26 +60,39 @@ def build_model(
     vocab_size: int = 2000,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    **fields: Any,
 ) -> list[float]:
     """Writes model and tokenizer to `folder`, as `save_pretrained` does, and returns each block's change of the stream.
 
-    family: "qwen3" or "llama". hidden: a multiple of 16; heads have 16 channels and share keys and values by two.
+    family: a model_type of the table of families; fields: of its (text) config, beside or instead of the usual tiny ones.
+    hidden: a multiple of 32; heads have 16 channels and share keys and values by two.
     Raises ValueError for arguments that cannot be, and where a block changes its stream by less than `LEAST_CHANGE`.
     """
     if family not in FAMILIES:
-        raise ValueError(f"no family is called {family!r}; use {' or '.join(FAMILIES)}")
+        raise ValueError(f"no family is called {family!r}; use {', '.join(FAMILIES)}")
     if hidden % 32 or layers < 1:
         raise ValueError(f"hidden must be a multiple of 32 and layers at least 1, not {hidden} and {layers}")
     tokenizer = train_tokenizer(texts, vocab_size)
-    config = _config(family, layers, hidden, len(tokenizer), tokenizer)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    config = tiny_config(
+        family,
+        layers,
+        hidden,
+        len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **fields,
+    )
+    kind = AutoModelForImageTextToText if FAMILIES[family].text else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
     model.eval()
     probe = torch.tensor([tokenizer(" ".join(texts[:8]))["input_ids"][:256]])
     with torch.no_grad():
         _randomise(model, seed)
-        for block in model.model.layers:
-            for part, projection in ((block.self_attn, block.self_attn.o_proj), (block.mlp, block.mlp.down_proj)):
-                projection.weight.mul_(_SHARE / _share_added(model, block, part, probe))
+        for block in text_model(model).layers:
+            for part, offset, weights in _added_parts(block):
+                by = _SHARE / _share_added(text_model(model), block, part, probe)
+                for weight in weights:
+                    weight.add_(offset).mul_(by).sub_(offset)
         # Measured in the dtype that is saved: rounding is part of the model.
         model.to(dtype)
         changes = measure_changes(model, probe)
@@ -90,6 +104,11 @@ def build_model(
     return changes
 
 
+def text_model(model: Any) -> Any:
+    """The base model of one with a head: of a wrapper, its text part."""
+    return getattr(model.model, "language_model", model.model)
+
+
 def measure_changes(model: Any, ids: torch.Tensor) -> list[float]:
     """Each block's change of its residual stream: the mean over tokens of |after - before| / |before|. `ids`: [1, T]."""
     changes: list[float] = []
@@ -99,43 +118,55 @@ def measure_changes(model: Any, ids: torch.Tensor) -> list[float]:
         out = (output[0] if isinstance(output, tuple) else output).float()
         changes.append(float(((out - before).norm(dim=-1) / before.norm(dim=-1)).mean()))
 
-    hooks = [block.register_forward_hook(after) for block in model.model.layers]
+    hooks = [block.register_forward_hook(after) for block in text_model(model).layers]
     try:
         with torch.no_grad():
-            model.model(input_ids=ids, use_cache=False)
+            text_model(model)(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     return changes
 
 
-def _config(family: str, layers: int, hidden: int, vocab_size: int, tokenizer: Any) -> Any:
-    shape: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 3,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 16,
-        "num_key_value_heads": hidden // 32,
-        "head_dim": 16,
-        "max_position_embeddings": 32768,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "tie_word_embeddings": False,
-    }
-    return Qwen3Config(**shape) if family == "qwen3" else LlamaConfig(**shape)
-
-
 def _randomise(model: Any, seed: int) -> None:
     """Weights that keep the size of what passes through them; norms that are not 1, so that leaving one out shows."""
     generator = torch.Generator().manual_seed(seed)
+    config = text_model(model).config
     for name, weight in model.named_parameters():
-        if weight.dim() == 1:
+        if name.endswith("bias"):
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
+        elif name.endswith("sinks"):
+            # As large as the other logits, so that they take a good part of each softmax.
+            weight.copy_(torch.randn(weight.shape, generator=generator) + 1)
+        elif weight.dim() == 1:
             weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))
         else:
-            scale = 1.0 if "embed_tokens" in name else weight.shape[1] ** -0.5
+            scale = weight.shape[_input_dim(name, config)] ** -0.5
+            if "embed_tokens" in name:  # Gemma multiplies what it looks up by sqrt(hidden).
+                scale = scale if config.model_type.startswith("gemma") else 1.0
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+
+
+def _input_dim(name: str, config: Any) -> int:
+    """The dimension of a weight that is summed over: gpt-oss keeps those of its experts as [experts, in, out]."""
+    return 1 if config.model_type == "gpt_oss" and "experts." in name else -1
+
+
+def _added_parts(block: Any) -> list[tuple[Any, float, list[torch.Tensor]]]:
+    """What a block adds to its stream, in order: the module whose output is added, and what makes that output larger.
+
+    The output is proportional to (offset + weights).
+    """
+    if hasattr(block, "post_feedforward_layernorm"):  # Gemma: a norm of 1 + weight comes after each part.
+        return [
+            (norm, 1.0, [norm.weight]) for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm)
+        ]
+    mixer = block.self_attn if hasattr(block, "self_attn") else block.linear_attn
+    last = ("o_proj.", "out_proj.", "down_proj")
+    return [
+        (part, 0.0, [weight for name, weight in part.named_parameters() if any(output in name for output in last)])
+        for part in (mixer, block.mlp)
+    ]
 
 
 def _share_added(model: Any, block: Any, part: Any, ids: torch.Tensor) -> float:
@@ -148,7 +179,7 @@ def _share_added(model: Any, block: Any, part: Any, ids: torch.Tensor) -> float:
         ),
     ]
     try:
-        model.model(input_ids=ids, use_cache=False)
+        model(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

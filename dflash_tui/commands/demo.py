@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from backends.spec import DemoSpec
+from backends.spec import FAMILIES, DemoSpec
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.follow import verdict
 from dflash_tui.commands.nodes import Node, one_node
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples computed anew (default: %(default)s)",
     )
     parser.add_argument(
-        "--family", default=_DEFAULTS["family"], help="architecture of the model, qwen3 or llama (default: %(default)s)"
+        "--family",
+        default=_DEFAULTS["family"],
+        help=f"architecture of the model: {', '.join(FAMILIES)} (default: %(default)s)",
     )
     parser.add_argument(
         "--blocks",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -84,7 +85,7 @@ class PackLayout:
             within=put(positions[near].unsqueeze(1) >= torch.arange(1, taps)),
             slots=put(slots.flatten()),
             places=put(places),
-            steps=tuple(zip(borders[:-1], borders[1:], strict=True)),
+            steps=tuple(pairwise(borders)),
         )
 
 

@@ -68,6 +68,30 @@ def _every(interval: str, usual: str) -> Callable[[Fields], tuple[str, ...]]:
     return layers
 
 
+_HYBRID = {
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def _hybrid(name: str, *, experts: bool, text: str | None = None) -> Family:
+    """Three gated delta nets to one full attention whose output is gated."""
+    return Family(
+        name,
+        _every("full_attention_interval", LINEAR),
+        _HYBRID,
+        text=text,
+        experts="num_experts" if experts else None,
+        expert_size="moe_intermediate_size" if experts else None,
+        gated_attention=True,
+    )
+
+
 _QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA3_TEXT = Family(
     "Gemma 3",
@@ -108,5 +132,9 @@ FAMILIES: dict[str, Family] = {
         experts="num_local_experts",
         expert_size="intermediate_size",
     ),
-    # Hybrids: _every("full_attention_interval", LINEAR), gated_attention=True; wrappers with text="…_text".
+    "qwen3_next": _hybrid("Qwen3-Next", experts=True),
+    "qwen3_5_text": _hybrid("Qwen3.5", experts=False),
+    "qwen3_5": _hybrid("Qwen3.5", experts=False, text="qwen3_5_text"),
+    "qwen3_5_moe_text": _hybrid("Qwen3.5-MoE", experts=True),
+    "qwen3_5_moe": _hybrid("Qwen3.5-MoE", experts=True, text="qwen3_5_moe_text"),
 }

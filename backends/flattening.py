@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends.errors import one_line
+from backends.events import EventLog
 from backends.fp8 import LIMIT
 
 FILE = "fp8.json"
+REMEDY = "extract without fp8, or choose layers whose sizes are nearer to each other"
 VERSION = 1
 
 # Sums over tokens of: |d|^2, |x|^2, |d| / |x|, the values that became 0, and whether this layer made the token's scale;
@@ -100,6 +103,41 @@ class Flattening:
     def save(self, output: Path) -> None:
         """Writes `fp8.json` as a whole. Raises OSError."""
         write_json(output / FILE, self.to_json())
+
+
+class Watch:
+    """Takes in what the workers measured, warns of each layer that is flattened, once, and keeps `fp8.json` up to date."""
+
+    def __init__(self, output: Path, header: Mapping[str, Any], events: EventLog) -> None:
+        self._output = output
+        self._events = events
+        self._found = Flattening.of(output, header)
+        self._warned: set[int] = set()
+        self._packs = 0
+
+    def take(self, tokens: int, figures: Sequence[Sequence[float]]) -> None:
+        """What was measured on a pack. Whoever plans meanwhile may read of it after the first one."""
+        self._found.add(tokens, figures)
+        flat = set(self._found.flattened())
+        if flat - self._warned:
+            self._warned |= flat
+            self._events.emit("warning", message=f"{self._found.warning()}: {REMEDY}")
+        self._packs += 1
+        if self._packs & (self._packs - 1) == 0:  # the 1st, 2nd, 4th, 8th: ever more rarely
+            self.keep()
+
+    def keep(self) -> None:
+        """Writes `fp8.json`, where anything was measured; a disk that refuses it does not end the job."""
+        if self._packs:
+            try:
+                self._found.save(self._output)
+            except OSError as error:
+                self._events.emit("warning", message=f"{self._output / FILE} cannot be written: {one_line(error)}")
+
+    def outcome(self) -> dict[str, Any]:
+        """Fields of `finished`: the relative error by layer id, and the layer ids that are flattened."""
+        errors = {str(layer_id): round(error, 6) for layer_id, error in self._found.errors().items()}
+        return {"float8_error_by_layer": errors, "flattened": list(self._found.flattened())}
 
 
 def load(path: Path) -> Flattening | None:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends import fp8
 from backends.errors import one_line
+from backends.fp8 import FLOAT8
 
 TMP_PREFIX = ".tmp-"
 
@@ -31,11 +31,23 @@ _FORMATS: dict[str, tuple[str, type[np.unsignedinteger[Any]], int]] = {
     "float16": ("F16", np.uint16, 0x7C00),
     "float32": ("F32", np.uint32, 0x7F800000),
     # It has no infinity, and one NaN.
-    fp8.FLOAT8: ("F8_E4M3", np.uint8, 0x7F),
+    FLOAT8: ("F8_E4M3", np.uint8, 0x7F),
 }
 SCALES = "hidden_states_scales"
 _LARGEST_HEADER = 1 << 20
 _BLOCK_TOKENS = 64
+
+
+def _float8_values() -> npt.NDArray[np.float32]:
+    """The value of each of the 256 bit patterns; two are NaN, none is infinite."""
+    patterns = np.arange(256)
+    exponent, mantissa = (patterns >> 3) & 15, patterns & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[(patterns & 127) == 127] = np.nan
+    return np.where(patterns & 128, -size, size).astype(np.float32)
+
+
+FLOAT8_VALUES = _float8_values()
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 Scales = npt.NDArray[np.float32]
@@ -71,7 +83,9 @@ class SampleFile:
         """The states of the tokens [begin, end) as float32 [T, L, H], exactly what is stored; float8 is dequantised."""
         bits = self.states[begin:end]
         if self.scales is not None:
-            return fp8.dequantised(bits, self.scales[begin:end])
+            values: npt.NDArray[np.float32] = np.take(FLOAT8_VALUES, bits)
+            values *= self.scales[begin:end]
+            return values
         if self.dtype == "bfloat16":
             return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return bits.view(np.float16 if self.dtype == "float16" else np.float32).astype(np.float32)
@@ -83,7 +97,7 @@ def file_name(row: int) -> str:
 
 def bytes_per_token(layers: int, hidden_size: int, dtype: str) -> int:
     """Bytes of one token on the disk, its id included; the file's header is not counted."""
-    scale = 4 if dtype == fp8.FLOAT8 else 0
+    scale = 4 if dtype == FLOAT8 else 0
     return layers * hidden_size * np.dtype(_FORMATS[dtype][1]).itemsize + scale + 8
 
 
@@ -109,7 +123,7 @@ def check_states(states: Bits, dtype: str) -> None:
         if not differs.all():
             differs |= (block[:, 1:] != block[:, :-1]).any(axis=(0, 2))
     if not nonzero.all():
-        why = " in float8: another slot's values are too large beside its own" if dtype == fp8.FLOAT8 else ""
+        why = " in float8: another slot's values are too large beside its own" if dtype == FLOAT8 else ""
         raise StoreError(f"slot {int(np.argmin(nonzero))} is all zero{why}")
     if not differs.all():
         slot = int(np.argmin(differs))
@@ -144,7 +158,7 @@ def write_sample(
     """
     if states.shape != (len(token_ids), layers, hidden_size) or not len(token_ids):
         raise StoreError(f"shape {list(states.shape)} instead of {[len(token_ids), layers, hidden_size]}")
-    if dtype == fp8.FLOAT8:
+    if dtype == FLOAT8:
         check_scales(scales, len(token_ids))
     check_states(states, dtype)
     parts: dict[str, tuple[str, npt.NDArray[Any]]] = {
@@ -210,7 +224,7 @@ def read_file(path: Path) -> SampleFile:
             )
         bits = data[slice(*states["data_offsets"])].view(_FORMATS[dtype][1]).reshape(states["shape"])
         token_ids = data[slice(*ids["data_offsets"])].view(np.int64).reshape(ids["shape"])
-        scales = _scales(path, data, tensors) if dtype == fp8.FLOAT8 else None
+        scales = _scales(path, data, tensors) if dtype == FLOAT8 else None
     except OSError as error:
         raise StoreError(f"{path.name} cannot be read: {one_line(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
@@ -220,7 +234,7 @@ def read_file(path: Path) -> SampleFile:
 
 def _scales(path: Path, data: npt.NDArray[np.uint8], tensors: dict[str, Any]) -> Scales:
     if SCALES not in tensors:
-        raise StoreError(f"{path.name} holds {fp8.FLOAT8} and no {SCALES}")
+        raise StoreError(f"{path.name} holds {FLOAT8} and no {SCALES}")
     found = tensors[SCALES]
     if found["dtype"] != "F32":
         raise StoreError(f"{path.name}: {SCALES} is {found['dtype']}, not F32")
@@ -236,7 +250,7 @@ def read_states(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int
     sample = read_file(path)
     if sample.states.ndim != 3:
         raise StoreError(f"{path.name}: hidden_states has the shape {list(sample.states.shape)}, not [T, L, H]")
-    if sample.dtype == fp8.FLOAT8:
+    if sample.dtype == FLOAT8:
         try:
             check_scales(sample.scales, len(sample.states))
         except StoreError as error:
@@ -256,7 +270,7 @@ def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size
     if not np.array_equal(sample.token_ids, np.asarray(token_ids, dtype=np.int64)):
         raise StoreError(f"{path.name}: token_ids differ from the dataset's")
     try:
-        if dtype == fp8.FLOAT8:
+        if dtype == FLOAT8:
             check_scales(sample.scales, len(token_ids))
         check_states(sample.states, dtype)
     except StoreError as error:

@@ -13,6 +13,8 @@ from typing import Any
 
 from backends.errors import Interrupted, JobError, WorkerError, one_line
 from backends.events import EventLog
+from backends.flattening import Watch
+from backends.fp8 import FLOAT8
 from backends.packing import Pack, pack_samples
 from backends.plan.extract import ExtractPlan, plan_extract
 from backends.progress import Progress
@@ -84,6 +86,8 @@ class _Run:
         self.waiting: deque[tuple[int, ...]] = deque()
         self.skipped: dict[int, str] = {}
         self.packing = "packs"
+        float8 = plan.spec.stored_dtype == FLOAT8
+        self.float8 = Watch(store.output, store.header, events) if float8 else None
 
     def run(self) -> dict[str, Any]:
         plan, rows = self.plan, self.plan.rows
@@ -121,6 +125,8 @@ class _Run:
             )
             self.events.emit("warning", message=message)
             told = {"message": message, "skipped_rows": sorted(self.skipped)[:_NAMED]}
+        if self.float8 is not None:
+            told |= self.float8.outcome()
         return {
             "verb": "extract",
             "done": progress.done,
@@ -131,6 +137,7 @@ class _Run:
             "elapsed_s": round(progress.elapsed_s, 3),
             **progress.rates(),
             "layer_ids": list(self.plan.layer_ids),
+            "file_dtype": self.plan.spec.stored_dtype,
             "packing": self.packing,
             "output": str(self.store.output),
             "manifest": str(self.store.output / MANIFEST),
@@ -154,6 +161,8 @@ class _Run:
         finally:
             # A worker that is asked to end writes what it has; after an error nobody waits for that.
             self.workers.close(at_once=not clean)
+            if self.float8 is not None:
+                self.float8.keep()
             for worker in self.started:
                 self.events.emit("worker", worker=worker, state="ended")
 
@@ -206,9 +215,11 @@ class _Run:
         elif event == "ready":
             self._ready(message)
         elif event in ("done", "disk"):
-            self.flying.pop(fields["id"], None)
+            rows = self.flying.pop(fields["id"], ())
             if event == "disk":
                 raise unwritable(self.store.output, OSError(fields["message"]))
+            if self.float8 is not None and fields.get("float8"):
+                self.float8.take(sum(self.plan.lengths[row] for row in rows), fields["float8"])
             self._skip(fields["bad"])
         elif event == "oom":
             self._split(self.flying.pop(fields["id"]), fields["message"])
@@ -311,7 +322,7 @@ class _Run:
                     token_ids=ids,
                     layers=len(plan.layer_ids),
                     hidden_size=plan.shape.hidden_size,
-                    dtype=plan.spec.dtype,
+                    dtype=plan.spec.stored_dtype,
                 )
             except StoreError as error:
                 self.events.emit("warning", message=f"{one_line(error)}; it is made again")

@@ -18,7 +18,7 @@ from typing import Any
 from backends.errors import JobError, one_line
 from backends.hsfile import TMP_PREFIX, Entry, StoreError, check_file, file_name, write_all
 
-__all__ = ["MANIFEST", "Entry", "Manifest", "Store", "StoreError", "check_file", "read_manifest"]
+__all__ = ["MANIFEST", "Entry", "Manifest", "Store", "StoreError", "check_file", "file_dtype", "read_manifest"]
 
 MANIFEST = "manifest.jsonl"
 LOCK = ".lock"
@@ -29,6 +29,7 @@ _BOUND = {
     "layer_ids": "layers",
     "model_fingerprint": "model",
     "dtype": "dtype",
+    "file_dtype": "dtype of the files",
     "dataset_fingerprint": "dataset",
     "backend": "backend",
 }
@@ -71,8 +72,15 @@ def read_manifest(output: Path) -> Manifest:
     return Manifest(header, entries, len(whole))
 
 
+def file_dtype(header: Mapping[str, Any]) -> str:
+    """The dtype of an output folder's files, by its name in torch; `dtype` is the one that the model was run in."""
+    return str(header.get("file_dtype") or header.get("dtype"))
+
+
 def disagreement(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """How two headers differ in what a folder must have in common, in one line; None where they agree."""
+    # A header of before there were float8 files names no `file_dtype`.
+    old, new = ({**header, "file_dtype": file_dtype(header)} for header in (old, new))
     for name, word in _BOUND.items():
         if old.get(name) != new.get(name):
             shown = word if name.endswith("_fingerprint") else name

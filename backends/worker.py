@@ -2,7 +2,8 @@
 
 in:  {"op": "start", "spec": {...}, "layer_ids": [...], "device": "cuda" or "cpu", "gpu": UUID or null}, once;
      {"op": "pack", "id": n, "rows": [...]}; {"op": "end"}.
-out: phase {phase}; ready {device, packing, why_not}; done {id, entries: [[row, file, tokens, bytes]], bad: [[row, why]]};
+out: phase {phase}; ready {device, packing, why_not}; done {id, entries: [[row, file, tokens, bytes]], bad: [[row, why]],
+     float8: [[`flattening.FIGURES`] a layer] or null};
      oom {id, message}; disk {id, entries, message}; refused {message, remedy, status}; crash {message, starting}; ended.
 
 When stdin closes the runner is gone, and so is the worker at once: what it was writing has a temporary name.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import JobError, one_line
+from backends.fp8 import FLOAT8
 from backends.spec import ExtractSpec
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ def _start(order: dict[str, Any], answers: Answers) -> tuple[PreparedDataset, Ex
             dtype=spec.dtype,
             device=order["device"],
             output=Path(spec.output),
+            float8=spec.stored_dtype == FLOAT8,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -147,7 +150,8 @@ def _work(
             if result.disk_error is not None:
                 answers.send("disk", id=number, entries=entries, message=one_line(result.disk_error))
             else:
-                answers.send("done", id=number, entries=entries, bad=[list(item) for item in result.bad])
+                bad = [list(item) for item in result.bad]
+                answers.send("done", id=number, entries=entries, bad=bad, float8=result.float8_figures)
 
         return tell
 

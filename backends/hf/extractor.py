@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from backends.errors import JobError
+from backends.fp8 import FLOAT8
+from backends.hf import fp8
 from backends.hf.attention import pack_arguments
 from backends.hf.capture import Capture
 from backends.hf.families import model_shape, read_config
@@ -41,17 +43,22 @@ class Sample:
 
 @dataclass(slots=True)
 class PackResult:
-    """What became of a pack. bad: rows whose states failed the checks, with the reason. disk_error: None if all was written."""
+    """What became of a pack. bad: rows whose states failed the checks, with the reason. disk_error: None if all was written.
+
+    float8_figures: what float8 did to each layer of this pack (`flattening.FIGURES`), None for files in the model's dtype.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)
     disk_error: OSError | None = None
+    float8_figures: list[list[float]] | None = None
 
 
 class Extractor:
     """Runs packs through a model and writes one file a sample.
 
     packing: "packs", or "one sample at a time" where the proof at start failed; `why_not` then says what it found.
+    float8: files hold float8 with a scale a token, made on the device.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Extractor:
         dtype: torch.dtype,
         device: torch.device,
         output: Path,
+        float8: bool = False,
     ) -> None:
         self.output = output
         self.layer_ids = tuple(layer_ids)
@@ -73,6 +81,7 @@ class Extractor:
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
         self._dtype = dtype
+        self._float8 = float8
         self._device = device
         self._capture = Capture(model, layer_ids)
         self._writers = ThreadPoolExecutor(_WRITERS, "writer")
@@ -84,7 +93,9 @@ class Extractor:
         self._prove()
 
     @classmethod
-    def open(cls, folder: Path, layer_ids: Sequence[int], *, dtype: str, device: str, output: Path) -> Extractor:
+    def open(
+        cls, folder: Path, layer_ids: Sequence[int], *, dtype: str, device: str, output: Path, float8: bool = False
+    ) -> Extractor:
         """Loads the model of a folder. Raises JobError; torch's errors where the device has no room."""
         shape = model_shape(read_config(folder), folder)
         kind, place = getattr(torch, dtype), torch.device(device)
@@ -96,6 +107,7 @@ class Extractor:
             dtype=kind,
             device=place,
             output=output,
+            float8=float8,
         )
 
     @torch.inference_mode()
@@ -163,6 +175,8 @@ class Extractor:
         host = self._host.get()
         try:
             states = self.states([sample.token_ids for sample in samples])
+            if self._float8:
+                states = fp8.packed(states)
             copied, host = self._to_host(states, host)
         except BaseException:
             self._host.put(host)
@@ -198,14 +212,21 @@ class Extractor:
             if host is not None:
                 copied.synchronize()
                 states = host[: states.numel()].view(states.shape)
-            bits = states.view(torch.int32 if states.element_size() == 4 else torch.int16).numpy()
-            bits = bits.view(np.uint32 if states.element_size() == 4 else np.uint16)
+            result = PackResult()
+            scales: Any = None
+            if self._float8:
+                tokens = sum(len(sample.token_ids) for sample in samples)
+                bits, scales, result.float8_figures = fp8.unpacked(states.numpy(), tokens, len(self.layer_ids))
+            else:
+                wide = states.element_size() == 4
+                bits = states.view(torch.int32 if wide else torch.int16).numpy()
+                bits = bits.view(np.uint32 if wide else np.uint16)
             begin, jobs = 0, []
             for sample in samples:
-                end = begin + len(sample.token_ids)
-                jobs.append((sample.row, self._writers.submit(self._write, sample, bits[begin:end])))
-                begin = end
-            result = PackResult()
+                part = slice(begin, begin + len(sample.token_ids))
+                own = None if scales is None else scales[part]
+                jobs.append((sample.row, self._writers.submit(self._write, sample, bits[part], own)))
+                begin = part.stop
             for row, job in jobs:
                 try:
                     result.entries.append(job.result())
@@ -217,15 +238,16 @@ class Extractor:
         finally:
             self._host.put(host)
 
-    def _write(self, sample: Sample, bits: Any) -> Entry:
+    def _write(self, sample: Sample, bits: Any, scales: Any) -> Entry:
         return write_sample(
             self.output,
             sample.row,
             bits,
             np.asarray(sample.token_ids, dtype=np.int64),
-            dtype=str(self._dtype).removeprefix("torch."),
+            dtype=FLOAT8 if self._float8 else str(self._dtype).removeprefix("torch."),
             layers=len(self.layer_ids),
             hidden_size=self._hidden_size,
+            scales=scales,
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from backends.hsfile import Bits, Scales
 _CHUNK_TOKENS = 1024
 
 
+@torch.inference_mode()
 def packed(states: torch.Tensor) -> torch.Tensor:
     """States [T, L, H] as one buffer of bytes on their device; `unpacked` tells its parts apart.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.environment import device_of, require_packages, torchvision_warnings, versions
 from backends.errors import JobError
+from backends.fp8 import FLOAT8
 from backends.hf.families import ModelShape, model_shape, read_config
 from backends.layers import layer_ids
 from backends.plan.output import check_output
@@ -57,7 +58,9 @@ class ExtractPlan:
         size = _DTYPE_BYTES[spec.dtype]
         pack = max(min(spec.pack_tokens, self.tokens), max((self.lengths[row] for row in self.rows), default=1))
         block = pack * size * shape.widest_block()
-        states = 4 * pack * len(self.layer_ids) * shape.hidden_size * size
+        # Those of a pack that is computed, and of three that are copied.
+        stored = 1 if spec.stored_dtype == FLOAT8 else size
+        states = pack * len(self.layer_ids) * shape.hidden_size * (size + 3 * stored)
         return shape.parameters(max(self.layer_ids)) * size + block + states + _RUNTIME_BYTES
 
     def answer(self) -> dict[str, Any]:
@@ -71,6 +74,7 @@ class ExtractPlan:
             "hidden_size": self.shape.hidden_size,
             "family": self.shape.family,
             "dtype": self.spec.dtype,
+            "file_dtype": self.spec.stored_dtype,
             "bytes_per_token": self.bytes_per_token,
             "samples": len(self.rows),
             "tokens": self.tokens,
@@ -118,13 +122,14 @@ def plan_extract(spec: ExtractSpec) -> ExtractPlan:
         "hidden_size": shape.hidden_size,
         "layer_ids": list(ids),
         "dtype": spec.dtype,
+        "file_dtype": spec.stored_dtype,
         "dataset": str(Path(spec.dataset).absolute()),
         "dataset_fingerprint": dataset.fingerprint,
         "dataset_rows": len(dataset),
         "backend": spec.backend,
         "created": round(time.time(), 3),
     }
-    per_token = bytes_per_token(len(ids), shape.hidden_size, spec.dtype)
+    per_token = bytes_per_token(len(ids), shape.hidden_size, spec.stored_dtype)
     listed = listed_in(output, header)
     todo = [row for row in rows if row not in listed]
     free = free_bytes(output)

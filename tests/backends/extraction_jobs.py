@@ -16,7 +16,7 @@ import torch
 
 from backends.hf.extractor import Extractor, PackResult, Sample
 from backends.plan.extract import ExtractPlan
-from backends.store import Store, check_file, read_manifest
+from backends.store import Store, check_file, file_dtype, read_manifest
 from backends.workers import Message, Work
 
 MAIN = Path(__file__).parents[2] / "backends" / "__main__.py"
@@ -147,7 +147,9 @@ def check_whole(output: Path, dataset: Path, *, layers: int = 6, hidden: int = 6
     manifest = read_manifest(output)
     for row, entry in manifest.entries.items():
         path = output / entry.file
-        check_file(path, token_ids=rows.row(row)[0], layers=layers, hidden_size=hidden, dtype=manifest.header["dtype"])
+        check_file(
+            path, token_ids=rows.row(row)[0], layers=layers, hidden_size=hidden, dtype=file_dtype(manifest.header)
+        )
         assert path.stat().st_size == entry.bytes
     return len(manifest.entries)
 
@@ -167,6 +169,7 @@ class InProcess:
             dtype=plan.spec.dtype,
             device="cpu",
             output=Path(plan.spec.output),
+            float8=plan.spec.file_dtype != "same",
         )
         self.plan = plan
         self.most_tokens = most_tokens
@@ -194,7 +197,8 @@ class InProcess:
         result = results[0]
         assert isinstance(result, PackResult)
         entries = [[entry.row, entry.file, entry.tokens, entry.bytes] for entry in result.entries]
-        self.said.append(Message(0, "done", {"id": work.id, "entries": entries, "bad": result.bad}))
+        fields = {"id": work.id, "entries": entries, "bad": result.bad, "float8": result.float8_figures}
+        self.said.append(Message(0, "done", fields))
 
     def in_flight(self) -> int:
         return len([message for message in self.said if message.event in ("done", "oom")])

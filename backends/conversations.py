@@ -1,20 +1,20 @@
-"""Conversations in JSONL, both key styles, checked line by line. Loads nothing but the standard library.
+"""Records into what can be a sample: conversations in both key styles, or rows that are tokenised already.
 
-A line is one JSON object with `conversations` (or `messages`): a list of {"from", "value"} or {"role", "content"}, and
-optionally `tools`. What is not that is an error with the file and the line. What is that but cannot be trained on (a role
-or a content that this does not know) is `Unusable`: skipped, counted and told.
+A record is one JSON object: with `conversations` (or `messages`), a list of {"from", "value"} or {"role", "content"}, and
+optionally `tools`; or with `input_ids` and `loss_mask`. What is not that is an error that names the place. What is that but
+cannot be trained on (a role or a content that this does not know) is `Unusable`: skipped, counted and told.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from backends.errors import JobError, one_line
+from backends.sources import Place, Source, SourceError, open_sources
 
 ROLES = {
     "human": "user",
@@ -24,22 +24,17 @@ ROLES = {
     "system": "system",
     "tool": "tool",
 }
-
-
-class ConversationError(JobError):
-    """A file of conversations that cannot be read: names the file, the line and the remedy."""
+# What templates and servers call the words before the answer.
+_REASONING = ("thinking", "reasoning_content", "reasoning")
 
 
 class Unusable(Exception):
-    """A conversation that is well-formed and still cannot be a sample; the text is the reason, fit for counting."""
+    """A record that is well-formed and still cannot be a sample; the text is the reason, fit for counting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One line of a file.
-
-    where: "file:line". messages: {"role", "content", ...} with the chat templates' role names. tools: as in the line.
-    """
+    """where: "file:line". messages: {"role", "content", ...} with the chat templates' role names. tools: as in the record."""
 
     where: str
     messages: tuple[dict[str, Any], ...]
@@ -52,107 +47,118 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """What a first pass over the files found. `sha256`: of each file, in order."""
+class Tokenised:
+    """A row that somebody tokenised: its tokens, and 1 where they are supervised."""
 
-    conversations: int
-    assistant_turns: int
-    sha256: tuple[str, ...]
+    where: str
+    input_ids: list[int]
+    loss_mask: list[int]
 
 
-def scan(inputs: Sequence[str], limit: int | None = None) -> Scan:
-    """Reads every file to its end, so that a broken line is known before work starts. Raises ConversationError.
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A record that cannot be used, with the samples that it would have been."""
 
-    Lines beyond `limit` conversations are hashed and not parsed.
+    where: str
+    samples: int
+    reason: str
+
+
+class Records:
+    """All records of the inputs, checked one by one, in the order in which they become samples.
+
+    shuffle_seed: None keeps the inputs' order. Else the order depends on the seed and on each record's content alone: not on
+    the names, the number or the order of files, and a record more moves none of the others. The turns of a conversation
+    stay together. limit: the first so many records of that order; without a shuffle what comes after is hashed, not parsed.
+    conversations, samples: how many there are. sha256: of each source, in order. Raises SourceError.
     """
-    conversations = turns = 0
-    digests = []
-    for name in inputs:
-        digest = hashlib.sha256()
-        for number, line in _lines(name):
-            digest.update(line)
-            if not line.strip() or (limit is not None and conversations >= limit):
-                continue
-            conversations += 1
-            raw = _object(line, name, number)
-            turns += sum(_raw_role(turn) in ("assistant", "gpt") for turn in _turns(raw, name, number))
-        digests.append(digest.hexdigest())
-    if not conversations:
-        raise ConversationError(
-            f"{', '.join(inputs)} holds no conversation", "give JSONL files, one conversation a line"
-        )
-    return Scan(conversations, turns, tuple(digests))
 
+    def __init__(self, inputs: Sequence[str], limit: int | None = None, shuffle_seed: int | None = None) -> None:
+        self._sources = open_sources(inputs)
+        self._order: Sequence[int] = ()
+        self._source = array("L")
+        self._at, self._number, samples, keys = array("Q"), array("Q"), array("Q"), array("Q")
+        chats = bytearray()
+        salt = b"" if shuffle_seed is None else str(shuffle_seed).encode()
+        for index, source in enumerate(self._sources):
+            for place, content in source.scan():
+                if shuffle_seed is None and limit is not None and len(self._at) >= limit:
+                    continue
+                record = source.parse(place, content)
+                chats.append(not is_tokenised(record))
+                samples.append(_samples(record, source, place))
+                self._source.append(index)
+                self._at.append(place.at)
+                self._number.append(place.number)
+                if shuffle_seed is not None:
+                    keys.append(int.from_bytes(hashlib.blake2b(content, digest_size=8, key=salt).digest(), "big"))
+        if not self._at:
+            raise SourceError(f"{', '.join(inputs)} holds no conversation", "give JSONL files, one conversation a line")
+        everything = range(len(self._at))
+        self._order = (everything if shuffle_seed is None else sorted(everything, key=keys.__getitem__))[:limit]
+        self.conversations = sum(chats[i] for i in self._order)
+        self.samples = sum(samples[i] for i in self._order)
+        self.sha256 = tuple(source.sha256() for source in self._sources)
 
-def read(inputs: Sequence[str], limit: int | None = None) -> Iterator[Conversation | tuple[str, int, str]]:
-    """The conversations in order; for an unusable one ("file:line", its assistant turns, the reason).
+    def __len__(self) -> int:
+        return len(self._order)
 
-    Raises ConversationError.
-    """
-    count = 0
-    for name in inputs:
-        for number, line in _lines(name):
-            if not line.strip():
-                continue
-            if limit is not None and count >= limit:
-                return
-            count += 1
-            raw = _object(line, name, number)
-            turns = _turns(raw, name, number)
-            where = f"{name}:{number}"
+    def __iter__(self) -> Iterator[Conversation | Tokenised | Skipped]:
+        for i in self._order:
+            source, place = self._sources[self._source[i]], Place(self._at[i], self._number[i])
+            record, where = source.record(place), f"{source.name}:{place.number}"
             try:
-                yield Conversation(where, tuple(_message(turn) for turn in turns), _tools(raw))
+                yield _tokenised(record, where) if is_tokenised(record) else _conversation(record, where, source, place)
             except Unusable as reason:
-                yield where, sum(_raw_role(turn) in ("assistant", "gpt") for turn in turns), str(reason)
+                yield Skipped(where, _samples(record, source, place), str(reason))
 
 
-def _lines(name: str) -> Iterator[tuple[int, bytes]]:
-    try:
-        with Path(name).open("rb") as file:
-            yield from enumerate(file, 1)
-    except OSError as error:
-        raise ConversationError(
-            f"the conversations {name} cannot be read: {error.strerror or one_line(error)}", "give a JSONL file"
-        ) from None
+def is_tokenised(record: dict[str, Any]) -> bool:
+    return record.get("input_ids") is not None and record.get("loss_mask") is not None
 
 
-def _object(line: bytes, name: str, number: int) -> dict[str, Any]:
-    remedy = "mend or remove that line; each line is one JSON object"
-    try:
-        # Some editors put a byte-order mark before the first line.
-        raw = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConversationError(
-            f"{name}, line {number} is not UTF-8 (byte {error.start} of the line)", remedy
-        ) from None
-    except json.JSONDecodeError as error:
-        raise ConversationError(
-            f"{name}, line {number} is not JSON: {error.msg} at column {error.colno}", remedy
-        ) from None
-    except (ValueError, RecursionError):  # A number of thousands of digits; brackets in brackets.
-        raise ConversationError(
-            f"{name}, line {number} is not JSON that can be read: a number too long or nested too deeply", remedy
-        ) from None
-    if not isinstance(raw, dict):
-        raise ConversationError(f"{name}, line {number} is a JSON {type(raw).__name__}, not an object", remedy)
-    return raw
+def _samples(record: dict[str, Any], source: Source, place: Place) -> int:
+    """How many samples the record would be. Raises SourceError where it is no record."""
+    if is_tokenised(record):
+        return 1
+    return sum(_raw_role(turn) in ("assistant", "gpt") for turn in _turns(record, source, place))
 
 
-def _turns(raw: dict[str, Any], name: str, number: int) -> list[dict[str, Any]]:
-    turns = raw.get("conversations", raw.get("messages"))
+def _tokenised(record: dict[str, Any], where: str) -> Tokenised:
+    ids, mask = record["input_ids"], record["loss_mask"]
+    if not isinstance(ids, list) or any(isinstance(k, bool) or not isinstance(k, int) or k < 0 for k in ids):
+        raise Unusable("`input_ids` is not a list of token ids")
+    # True and False are 1 and 0 to Python, and to the trainer.
+    if not isinstance(mask, list) or any(value not in (0, 1) for value in mask):
+        raise Unusable("`loss_mask` is not a list of 0 and 1")
+    if len(ids) != len(mask):
+        raise Unusable("`input_ids` and `loss_mask` differ in length")
+    return Tokenised(where, ids, [int(value) for value in mask])
+
+
+def _conversation(record: dict[str, Any], where: str, source: Source, place: Place) -> Conversation:
+    turns = _turns(record, source, place)
+    return Conversation(where, tuple(_message(turn) for turn in turns), _tools(record))
+
+
+def _turns(record: dict[str, Any], source: Source, place: Place) -> list[dict[str, Any]]:
+    where = f"{source.name}, {source.unit} {place.number}"
+    turns = record.get("conversations")
+    if turns is None:
+        turns = record.get("messages")
     if not isinstance(turns, list):
-        keys = ", ".join(list(raw)[:8]) or "none"
-        raise ConversationError(
-            f"{name}, line {number} has no list `conversations` or `messages` (its keys: {keys})",
-            "each line needs one, of {from, value} or {role, content}",
+        keys = ", ".join(list(record)[:8]) or "none"
+        raise SourceError(
+            f"{where} has no list `conversations` or `messages` (its keys: {keys})",
+            f"each {source.unit} needs one, of {{from, value}} or {{role, content}}, or `input_ids` and `loss_mask`",
         )
     for turn in turns:
         if not isinstance(turn, dict) or not ({"role", "from"} & turn.keys()):
-            raise ConversationError(
-                f"{name}, line {number} has a turn without `role` or `from`",
-                "write turns as {from, value} or {role, content}",
+            raise SourceError(
+                f"{where} has a turn without `role` or `from`", "write turns as {from, value} or {role, content}"
             )
-    return turns
+    # Columns of a table give every turn the keys of all turns.
+    return [{key: value for key, value in turn.items() if value is not None} for turn in turns]
 
 
 def _raw_role(turn: dict[str, Any]) -> Any:
@@ -164,25 +170,32 @@ def _message(turn: dict[str, Any]) -> dict[str, Any]:
     role = ROLES.get(raw_role) if isinstance(raw_role, str) else None
     if role is None:
         raise Unusable(f"unknown role {str(raw_role)[:40]!r}")
+    reasoning = next((turn[name] for name in _REASONING if turn.get(name)), None)
     content = turn.get("content", turn.get("value"))
-    if content is None and (turn.get("tool_calls") or turn.get("thinking") or turn.get("reasoning_content")):
+    if content is None and (turn.get("tool_calls") or reasoning):
         content = ""
+    content = _text(content)
+    extra = {key: turn[key] for key in ("tool_calls", "tool_call_id", "name") if turn.get(key)}
+    if "tool_calls" in extra:
+        if not isinstance(extra["tool_calls"], list):
+            raise Unusable("`tool_calls` is not a list")
+        extra["tool_calls"] = [_call(call) for call in extra["tool_calls"]]
+    if reasoning is not None:
+        # Templates know it by one of two names.
+        extra |= {"thinking": _text(reasoning), "reasoning_content": _text(reasoning)}
+    return {"role": role, "content": content, **extra}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text") or "") for part in content)
     if not isinstance(content, str):
         raise Unusable("a turn's content is not text")
     try:
         content.encode()
     except UnicodeEncodeError:
         raise Unusable("a turn's text holds half a surrogate pair") from None
-    extra = {key: turn[key] for key in ("tool_calls", "tool_call_id") if turn.get(key)}
-    if "tool_calls" in extra:
-        if not isinstance(extra["tool_calls"], list):
-            raise Unusable("`tool_calls` is not a list")
-        extra["tool_calls"] = [_call(call) for call in extra["tool_calls"]]
-    # Templates know the reasoning by one of two names.
-    reasoning = turn.get("thinking") or turn.get("reasoning_content")
-    if reasoning:
-        extra |= {"thinking": reasoning, "reasoning_content": reasoning}
-    return {"role": role, "content": content, **extra}
+    return content
 
 
 def _call(call: Any) -> Any:
@@ -196,8 +209,8 @@ def _call(call: Any) -> Any:
         raise Unusable("a tool call's arguments are not JSON") from None
 
 
-def _tools(raw: dict[str, Any]) -> list[Any] | None:
-    tools = raw.get("tools")
+def _tools(record: dict[str, Any]) -> list[Any] | None:
+    tools = record.get("tools")
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None

@@ -1,9 +1,7 @@
-"""The trainer's Arrow dataset from conversations: `input_ids`, `loss_mask`, `seq_len`, one row an assistant turn.
+"""The trainer's Arrow dataset: `input_ids`, `loss_mask`, `seq_len`, one row an assistant turn, or rows tokenised before.
 
-The loss mask needs no server and is the speculators trainer's own (its release 0.9.0): the template's tokens of what comes
-before a turn, with the generation prompt, are context (0), and what the text with the turn has after them is supervised (1).
-Where the generation prompt itself differs (it opens a block that the turn fills otherwise, or a token spans both), the turn
-starts at the first token that differs, provided that the history before it agrees. Loads no torch.
+Rows stand in an order that the seed and the conversations decide, so that the last tenth, on which the trainer validates,
+is like the rest. Loads no torch.
 """
 
 from __future__ import annotations
@@ -12,143 +10,29 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from backends.arrowfile import ArrowFolder
-from backends.conversations import Conversation, Scan, Unusable, read, scan
+from backends.conversations import Conversation, Records, Skipped, Tokenised, Unusable
 from backends.dataset import PreparedDataset
-from backends.errors import Interrupted, JobError, one_line
+from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.progress import Progress
 from backends.spec import PrepareSpec
+from backends.statistics import Statistics
+from backends.template import Row, Template, Turn
 
 # Beside the dataset: what it was made from, so that the same command again is known to be done.
 RECORD = "prepare.json"
-_VERSION = 2
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_VERSION = 3
 # Samples handed to the tokenizer together; it spreads them over the cores.
 _BATCH = 256
 
 
 class PrepareError(JobError):
     """Conversations, a tokenizer or an output folder that cannot be used: what, and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One row to be. where: "file:line"; messages: up to and with the assistant's turn.
-
-    prompt: the template's text of what comes before the turn, with the generation prompt; text: of all messages.
-    """
-
-    where: str
-    messages: tuple[dict[str, Any], ...]
-    tools: list[Any] | None
-    prompt: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """input_ids, loss_mask: of equal length, at most the limit. truncated: tokens were cut off on the right.
-    moved: the turn starts before the generation prompt's end, since the two differ there."""
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    truncated: bool
-    moved: bool
-
-
-class Template:
-    """A model folder's tokenizer and chat template. Raises PrepareError where it has none that can be used."""
-
-    def __init__(self, model: str) -> None:
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
-
-        if not Path(model).is_dir():
-            raise PrepareError(
-                f"the model {model} is not a folder", "give the folder of the model that will be trained for"
-            )
-        # Without one of these, Transformers makes an empty tokenizer out of config.json and says nothing.
-        if not any((Path(model) / name).is_file() for name in _TOKENIZER_FILES):
-            raise PrepareError(
-                f"the model folder {model} has no tokenizer", "add its tokenizer.json and tokenizer_config.json"
-            )
-        logging.set_verbosity_error()
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-        except Exception as error:  # transformers raises many kinds for a damaged or missing tokenizer.
-            raise PrepareError(
-                f"the tokenizer of {model} cannot be loaded: {one_line(error)}",
-                "the folder needs the model's tokenizer files",
-            ) from error
-        if not getattr(self._tokenizer, "is_fast", False):
-            raise PrepareError(f"the tokenizer of {model} tells no offsets", "the folder needs its tokenizer.json")
-        if not self._tokenizer.chat_template:
-            raise PrepareError(
-                f"the tokenizer of {model} has no chat template", "put chat_template.jinja into the folder"
-            )
-        self._core = self._tokenizer.backend_tokenizer
-        self._core.no_truncation()
-        self._core.no_padding()
-        template = json.dumps(self._tokenizer.chat_template, sort_keys=True)
-        self.fingerprint = hashlib.sha256((self._core.to_str() + template).encode()).hexdigest()
-
-    def sample(self, conversation: Conversation, turn: int) -> Sample:
-        """The text of a conversation up to its assistant message `turn`. Raises Unusable."""
-        if not turn:
-            raise Unusable("the assistant's turn opens its conversation")
-        messages, tools = conversation.messages[: turn + 1], conversation.tools
-        prompt = self._render(messages[:-1], tools, generation=True)
-        return Sample(conversation.where, messages, tools, prompt, self._render(messages, tools, generation=False))
-
-    def rows(self, samples: list[Sample], max_tokens: int) -> list[Row | Unusable]:
-        """The row of each sample, or why it has none."""
-        ids = self._encode([text for sample in samples for text in (sample.prompt, sample.text)])
-        pairs = zip(samples, ids[::2], ids[1::2], strict=True)
-        return [self._row(sample, prompt[:max_tokens], whole, max_tokens) for sample, prompt, whole in pairs]
-
-    def _row(self, sample: Sample, prompt: list[int], whole: list[int], max_tokens: int) -> Row | Unusable:
-        ids = whole[:max_tokens]
-        if len(prompt) >= max_tokens:
-            return Unusable("what comes before the turn fills max_tokens")
-        boundary = len(prompt)
-        moved = ids[:boundary] != prompt
-        if moved:
-            boundary = _agreeing(prompt, ids)
-            try:
-                (history,) = self._encode([self._render(sample.messages[:-1], sample.tools, generation=False)])
-            except Unusable as reason:
-                return reason
-            if _agreeing(history, ids) < len(history) or boundary < len(history):
-                return Unusable("the chat template writes what comes before the turn otherwise once the turn is there")
-        if boundary == len(ids):
-            return Unusable("the chat template adds nothing for the turn")
-        return Row(ids, [0] * boundary + [1] * (len(ids) - boundary), len(whole) > max_tokens, moved)
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        # Special tokens stand in the template's text.
-        return [encoding.ids for encoding in self._core.encode_batch_fast(texts, add_special_tokens=False)]
-
-    def _render(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, *, generation: bool) -> str:
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages), tools=tools, tokenize=False, add_generation_prompt=generation
-                )
-            )
-        except Exception as error:  # A template is a program of the model's author: it may raise anything.
-            raise Unusable(f"the chat template refuses it: {one_line(error, 120)}") from None
-
-
-def _agreeing(first: list[int], second: list[int]) -> int:
-    """How many tokens two lists begin with in common."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def prepare(spec: PrepareSpec, events: EventLog, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -159,33 +43,33 @@ def prepare(spec: PrepareSpec, events: EventLog, should_stop: Callable[[], bool]
     """
     began = time.monotonic()
     events.emit("phase", phase="checking the conversations")
-    found = scan(spec.inputs, spec.limit)
-    events.emit("phase", phase="loading the tokenizer")
-    template = Template(spec.model)
+    found = Records(spec.inputs, spec.limit, spec.shuffle_seed)
+    template = None
+    if found.conversations:
+        events.emit("phase", phase="loading the tokenizer")
+        template = Template(spec.model)
     identity = _identity(spec, found, template)
     done = _already_done(Path(spec.output), identity)
     if done is not None:
-        events.emit("started", verb="prepare", total=found.assistant_turns, already_done=done["samples"])
+        events.emit("started", verb="prepare", total=found.samples, already_done=done["samples"])
         return {**done, "output": spec.output, "already_done": True}
-    events.emit("started", verb="prepare", total=found.assistant_turns, already_done=0)
-    counts = Counts(Progress(events, total=found.assistant_turns), events)
+    events.emit("started", verb="prepare", total=found.samples, already_done=0)
+    counts = Counts(Progress(events, total=found.samples), events)
     with ArrowFolder(Path(spec.output), keep_messages=spec.keep_messages) as folder:
-        for sample_batch in _batches(spec, template, counts):
+        for batch in _batches(found, template, counts):
             if should_stop():
-                raise Interrupted("stopped before the dataset was whole; nothing was written", 0, found.assistant_turns)
-            for sample, row in zip(sample_batch, template.rows(sample_batch, spec.max_tokens), strict=True):
+                raise Interrupted("stopped before the dataset was whole; nothing was written", 0, found.samples)
+            for item, row in zip(batch, _rows(batch, template, spec.max_tokens), strict=True):
                 if isinstance(row, Unusable):
-                    counts.skip(str(row), sample.where)
+                    counts.skip(str(row), item.where)
                 else:
                     counts.keep(row)
-                    folder.add(row.input_ids, row.loss_mask, sample.messages)
+                    folder.add(row.input_ids, row.loss_mask, item.messages if isinstance(item, Turn) else ())
             counts.progress.tell()
         counts.warn()
         if not counts.samples:
             reasons = "; ".join(f"{number} × {reason}" for reason, number in counts.skipped.most_common(3))
-            raise PrepareError(
-                f"no sample is left of {found.assistant_turns} assistant turns ({reasons})", "see the reasons"
-            )
+            raise PrepareError(f"no sample is left of {found.samples} ({reasons})", "see the reasons")
         record = {
             "version": _VERSION,
             "identity": identity,
@@ -198,7 +82,7 @@ def prepare(spec: PrepareSpec, events: EventLog, should_stop: Callable[[], bool]
     counts.progress.tell(now=True)
     return {
         "done": counts.samples,
-        "total": found.assistant_turns,
+        "total": found.samples,
         "bytes": sum(path.stat().st_size for path in Path(spec.output).iterdir()),
         "elapsed_s": round(time.monotonic() - began, 3),
         "output": spec.output,
@@ -213,6 +97,7 @@ class Counts:
     def __init__(self, progress: Progress, events: EventLog) -> None:
         self.progress = progress
         self.samples = self.tokens = self.supervised = self.truncated = self.moved = 0
+        self._statistics = Statistics()
         self.skipped: Counter[str] = Counter()
         self._first: dict[str, str] = {}
         self._events = events
@@ -220,7 +105,9 @@ class Counts:
     def keep(self, row: Row) -> None:
         self.samples += 1
         self.tokens += len(row.input_ids)
-        self.supervised += sum(row.loss_mask)
+        supervised = sum(row.loss_mask)
+        self.supervised += supervised
+        self._statistics.add(len(row.input_ids), supervised)
         self.truncated += row.truncated
         self.moved += row.moved
         self.progress.add(samples=1, tokens=len(row.input_ids), nbytes=0)
@@ -250,21 +137,19 @@ class Counts:
             "supervised_share": round(self.supervised / self.tokens, 4) if self.tokens else 0.0,
             "skipped": dict(self.skipped),
             "truncated": self.truncated,
+            "statistics": self._statistics.to_json(),
         }
 
 
-def _batches(spec: PrepareSpec, template: Template, counts: Counts) -> Iterator[list[Sample]]:
-    batch: list[Sample] = []
-    for item in read(spec.inputs, spec.limit):
-        if not isinstance(item, Conversation):
-            where, turns, reason = item
-            counts.skip(reason, where, turns)
-            continue
-        for turn in item.assistant_turns:
-            try:
-                batch.append(template.sample(item, turn))
-            except Unusable as reason:
-                counts.skip(str(reason), item.where)
+def _batches(found: Records, template: Template | None, counts: Counts) -> Iterator[list[Turn | Tokenised]]:
+    batch: list[Turn | Tokenised] = []
+    for item in found:
+        if isinstance(item, Skipped):
+            counts.skip(item.reason, item.where, item.samples)
+        elif isinstance(item, Tokenised):
+            batch.append(item)
+        else:
+            batch.extend(_turns(item, template, counts))
         if len(batch) >= _BATCH:
             yield batch
             batch = []
@@ -272,13 +157,40 @@ def _batches(spec: PrepareSpec, template: Template, counts: Counts) -> Iterator[
         yield batch
 
 
-def _identity(spec: PrepareSpec, found: Scan, template: Template) -> dict[str, Any]:
+def _turns(conversation: Conversation, template: Template | None, counts: Counts) -> Iterator[Turn]:
+    assert template is not None  # there is one wherever there is a conversation
+    for index in conversation.assistant_turns:
+        try:
+            yield template.turn(conversation, index)
+        except Unusable as reason:
+            counts.skip(str(reason), conversation.where)
+
+
+def _rows(batch: list[Turn | Tokenised], template: Template | None, max_tokens: int) -> Iterator[Row | Unusable]:
+    """The row of each item, or why it has none, in order."""
+    turns = [item for item in batch if isinstance(item, Turn)]
+    rendered = iter(template.rows(turns, max_tokens) if template is not None else ())
+    for item in batch:
+        yield next(rendered) if isinstance(item, Turn) else _passed_through(item, max_tokens)
+
+
+def _passed_through(item: Tokenised, max_tokens: int) -> Row | Unusable:
+    """A tokenised row as it is, cut on the right."""
+    if not any(item.loss_mask[:max_tokens]):
+        cut = len(item.input_ids) > max_tokens
+        return Unusable(f"no token{f' of the first {max_tokens:,}' if cut else ''} of a tokenised row is supervised")
+    truncated = len(item.input_ids) > max_tokens
+    return Row(item.input_ids[:max_tokens], item.loss_mask[:max_tokens], truncated, moved=False)
+
+
+def _identity(spec: PrepareSpec, found: Records, template: Template | None) -> dict[str, Any]:
     """What makes two prepares the same: the contents, not the names of files."""
     return {
         "inputs_sha256": list(found.sha256),
-        "tokenizer_sha256": template.fingerprint,
+        "tokenizer_sha256": None if template is None else template.fingerprint,
         "max_tokens": spec.max_tokens,
         "limit": spec.limit,
+        "shuffle_seed": spec.shuffle_seed,
         "keep_messages": spec.keep_messages,
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backends.conversations import Conversation, read, scan
+from backends.conversations import Conversation, Records
 from backends.errors import Interrupted, JobError, one_line
 from backends.events import EventLog
 from backends.spec import DemoSpec, ExtractSpec, PrepareSpec, VerifySpec
@@ -58,7 +58,7 @@ def demo(spec: DemoSpec, events: EventLog, should_stop: Callable[[], bool]) -> d
     output = Path(spec.output).absolute()
     model, data = output / "model", output / "data"
     inputs = tuple(str(DATA / name) for name in INPUTS)
-    total = scan(inputs, spec.samples).assistant_turns
+    total = Records(inputs, spec.samples, spec.seed).samples
     rates = _open(output, spec)
     events.emit("started", verb="demo", total=total, already_done=0)
     if not model.is_dir():
@@ -67,7 +67,7 @@ def demo(spec: DemoSpec, events: EventLog, should_stop: Callable[[], bool]) -> d
     if should_stop():
         raise Interrupted("stopped after the model was built", 0, total)
     prepared = prepare(
-        PrepareSpec(model=str(model), inputs=inputs, output=str(data), limit=spec.samples),
+        PrepareSpec(model=str(model), inputs=inputs, output=str(data), limit=spec.samples, shuffle_seed=spec.seed),
         StepEvents(events, "preparing"),
         should_stop,
     )
@@ -167,7 +167,7 @@ def _build(spec: DemoSpec, model: Path, inputs: tuple[str, ...]) -> None:
     logging.disable_progress_bar()
     texts = [
         str(message["content"])
-        for conversation in read(inputs)
+        for conversation in Records(inputs)
         if isinstance(conversation, Conversation)
         for message in conversation.messages
     ]

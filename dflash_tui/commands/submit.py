@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -102,8 +102,14 @@ def start(node: Node, launch: Launch) -> Job:
     return node.answer(node.link.launch(new_job_id(launch.verb), launch), _LAUNCH_S)
 
 
-def finish(node: Node, job: Job, args: argparse.Namespace, stream: IO[str] | None = None) -> Exit:
-    """Tells of a started job and, where that was asked for, waits for its end."""
+def finish(
+    node: Node,
+    job: Job,
+    args: argparse.Namespace,
+    stream: IO[str] | None = None,
+    show: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Exit:
+    """Tells of a started job and, where that was asked for, waits for its end; `show` then shows a person its result."""
     if not args.wait:
         if args.json:
             print_json(
@@ -122,6 +128,8 @@ def finish(node: Node, job: Job, args: argparse.Namespace, stream: IO[str] | Non
         print_json({**document, "exit_code": int(of_job(job))})
     else:
         print(job.id, flush=True)
+        if show is not None and job.result is not None:
+            show(job.result)
     if "error" in document:
         remedy = f": {document['remedy']}" if document["remedy"] else ""
         complain(f"{node.host}: {document['error']}{remedy} (job {job.id}, {job.state})")

@@ -28,6 +28,7 @@ def chat(*turns: str) -> dict[str, Any]:
 def run_prepare(
     model: Path, output: Path, *inputs: str, events: EventLog | None = None, **fields: Any
 ) -> dict[str, Any]:
+    fields.setdefault("shuffle_seed", None)
     spec = PrepareSpec(model=str(model), inputs=inputs, output=str(output), **fields)
     return prepare(spec, events or EventLog(None), lambda: False)
 

@@ -113,7 +113,8 @@ def test_the_demo_runs_the_whole_loop_is_interrupted_and_goes_on_in_the_same_fol
     assert model.stat().st_mtime_ns == built
     for outcome in outcomes:
         assert outcome.keys() >= FIELDS
-        assert outcome["verified"] == outcome["samples"] == 40
+        # Forty conversations, some of two turns.
+        assert outcome["verified"] == outcome["samples"] == outcomes[0]["samples"] > 40
         assert 0 < outcome["recomputed_worst_error"] <= 1e-5
         assert outcome["layer_ids"] == [2, 3, 4, 5, 6, 8]
         assert outcome["samples_per_s"] > 0

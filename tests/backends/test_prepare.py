@@ -204,7 +204,7 @@ def test_a_template_that_rewrites_history_is_unstable_and_its_turn_is_skipped_an
 def test_an_agreement_that_ends_inside_history_is_no_boundary(templated: Any, tmp_path: Path) -> None:
     # With the generation prompt the whole text is written otherwise; history without it agrees with the turn's text.
     folder = templated("{% if add_generation_prompt %}go: {% endif %}" + CHAT_TEMPLATE)
-    with pytest.raises(PrepareError, match=r"no sample is left of 1 assistant turns .*writes what comes before"):
+    with pytest.raises(PrepareError, match=r"no sample is left of 1 .*writes what comes before"):
         run_prepare(folder, tmp_path / "out", write_lines(tmp_path / "in.jsonl", chat("2+2?", "4")))
     assert not (tmp_path / "out").exists()
 

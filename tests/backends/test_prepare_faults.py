@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from conversation_rows import chat, parts, run_prepare, write_lines
 
-from backends.conversations import ConversationError
 from backends.dataset import PreparedDataset
 from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.prepare import RECORD, PrepareError, prepare
+from backends.sources import SourceError
 from backends.spec import PrepareSpec
+from backends.template import TemplateError
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_broken_line_is_named_and_nothing_is_written(model: Path, tmp_path: Pa
     source = tmp_path / "in.jsonl"
     # After a good line and an empty one, and before another good one.
     source.write_bytes(good + b"\n\n" + line + b"\n" + good + b"\n")
-    with pytest.raises(ConversationError, match=words) as caught:
+    with pytest.raises(SourceError, match=words) as caught:
         run_prepare(model, tmp_path / "out", str(source))
     assert str(source) in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
@@ -57,24 +58,24 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(model: Path, tmp_path:
 
 
 def test_missing_and_empty_files_are_named(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversationError, match=r"missing\.jsonl cannot be read"):
+    with pytest.raises(SourceError, match=r"missing\.jsonl cannot be read"):
         run_prepare(model, tmp_path / "out", str(tmp_path / "missing.jsonl"))
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(ConversationError, match=r"empty\.jsonl holds no conversation"):
+    with pytest.raises(SourceError, match=r"empty\.jsonl holds no conversation"):
         run_prepare(model, tmp_path / "out", str(empty))
 
 
 def test_a_model_without_tokenizer_or_template_is_refused(model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
-    with pytest.raises(PrepareError, match="nowhere is not a folder"):
+    with pytest.raises(TemplateError, match="nowhere is not a folder"):
         run_prepare(tmp_path / "nowhere", tmp_path / "out", source)
     (tmp_path / "bare").mkdir()
     shutil.copy(model / "config.json", tmp_path / "bare")
-    with pytest.raises(PrepareError, match="bare has no tokenizer"):
+    with pytest.raises(TemplateError, match="bare has no tokenizer"):
         run_prepare(tmp_path / "bare", tmp_path / "out", source)
     shutil.copytree(model, tmp_path / "mute", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
-    with pytest.raises(PrepareError, match="has no chat template"):
+    with pytest.raises(TemplateError, match="has no chat template"):
         run_prepare(tmp_path / "mute", tmp_path / "out", source)
 
 
@@ -114,8 +115,8 @@ def test_a_dataset_of_an_older_prepare_is_refused_by_its_version(model: Path, tm
     source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
     run_prepare(model, tmp_path / "out", source)
     record = tmp_path / "out" / RECORD
-    record.write_text(record.read_text().replace('"version": 2', '"version": 1'))
-    with pytest.raises(PrepareError, match=r"differs in the version of prepare, 1 there and 2 here"):
+    record.write_text(record.read_text().replace('"version": 3', '"version": 2'))
+    with pytest.raises(PrepareError, match=r"differs in the version of prepare, 2 there and 3 here"):
         run_prepare(model, tmp_path / "out", source)
 
 

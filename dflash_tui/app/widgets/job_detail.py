@@ -126,7 +126,14 @@ def plain(value: Any) -> str:
 
 
 def fields(event: Mapping[str, Any]) -> str:
-    """The fields of an event but for its time and kind, empty ones left out."""
+    """The fields of an event but for its time and kind; empty ones and whole tables are left out."""
     return "  ".join(
-        f"{name} {plain(value)}" for name, value in event.items() if name not in ("t", "event") and value is not None
+        f"{name} {plain(value)}"
+        for name, value in event.items()
+        if name not in ("t", "event") and value is not None and not _is_table(value)
     )
+
+
+def _is_table(value: Any) -> bool:
+    """Rows of figures, which a command prints as a table."""
+    return isinstance(value, Mapping) and any(isinstance(item, Mapping | list) for item in value.values())

@@ -176,6 +176,33 @@ class Job:
     gpu_memory: tuple[JobGpuMemory, ...] = ()  # only after the end, and as long as the node tells of it
 
 
+class CheckStatus(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    UNKNOWN = "unknown"  # it could not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that `doctor` looked at: what was found, and what mends it ("" where there is nothing to mend)."""
+
+    name: str
+    status: CheckStatus
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """What a node can do and what it lacks: the worst first, else in the order of the node."""
+
+    host: str
+    checks: tuple[Check, ...]
+    clock_offset_s: float | None = None  # the node's clock less the console's, the round trip taken out
+    round_trip_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
     """The link of a node went into another state; `local_time` by the console's clock."""

@@ -18,6 +18,7 @@ from typing import Any
 from dflash_tui.fleet.facts import (
     AgentGreeted,
     BeatArrived,
+    Checkup,
     Fact,
     Job,
     JobsArrived,
@@ -25,7 +26,7 @@ from dflash_tui.fleet.facts import (
     LinkState,
     MetricsArrived,
 )
-from dflash_tui.link import facts
+from dflash_tui.link import doctor, facts
 from dflash_tui.link.bootstrap import agent_script, remote_command
 from dflash_tui.link.bundle import node_bundle
 from dflash_tui.link.connection import Cancel, Connection
@@ -185,6 +186,12 @@ class NodeLink:
             timeout_s=timeout,
         )
         return then(asked, lambda reply: facts.clean_tree(reply.header.get("plan") or {}))
+
+    def doctor(
+        self, *, python: str = "", paths: tuple[str, ...] = (), write: bool = True, limit_s: float = doctor.LIMIT_S
+    ) -> Future[Checkup]:
+        """What the node can do and what it lacks; `write`: disks may be tried. `limit_s` is that of the slowest check."""
+        return doctor.ask(self.request, self.host, python=python, paths=paths, write=write, limit_s=limit_s)
 
     def read(
         self,

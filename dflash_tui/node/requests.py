@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, readers, secrets, tails
 from dflash_tui.node.children import Ended, Program
+from dflash_tui.node.doctor import request as doctor
 from dflash_tui.node.jobs import Record
 from dflash_tui.node.protocol import Refused
 from dflash_tui.node.supervisor import FORCE
@@ -40,6 +41,7 @@ class Requests:
             "credit": self._credit,
             "untail": self._untail,
             "read": self._read,
+            "doctor": self._doctor,
         }
 
     def handle(self, header: protocol.Header) -> None:
@@ -110,6 +112,12 @@ class Requests:
         memory = gpus.memory_by_pid(self._agent.metrics.reading)
         record: Record = self._agent.store.look(job, memory)
         return record
+
+    def _doctor(self, number: Any, header: protocol.Header) -> None:
+        def done(fields: Callable[[], Dict[str, Any]]) -> None:
+            self._guarded(number, lambda: self._answer(number, fields()))
+
+        self._keep(doctor.start(self._agent, header, done))
 
     # GPUs
 

@@ -1,0 +1,278 @@
+"""What a Python's probe said, as checks: is it one for workers, does torch see the GPUs, do the packages fit."""
+
+import shlex
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from dflash_tui.node.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING, Check
+from dflash_tui.node.launching import WORKER_PYTHON
+
+Facts = Dict[str, Any]
+
+# torch and transformers: the oldest that `backends` takes, the oldest and the first too new of the "worker" extra.
+OLDEST = {"torch": (2, 6), "transformers": (5, 16)}
+TRIED_FROM = {"torch": (2, 11), "transformers": (5, 16, 1), "datasets": (4, 8), "safetensors": (0, 7)}
+TOO_NEW = {"transformers": (5, 20)}
+_OLDEST_VLLM_FOR_HYBRIDS = (0, 22)
+# The driver that NVIDIA asks for by the major version of CUDA, and the build of torch for a driver of that major version.
+_DRIVERS = {11: "450", 12: "525", 13: "580"}
+_BUILDS = {11: "cu118", 12: "cu126", 13: "cu130"}
+
+
+class Probed(NamedTuple):
+    """facts: the lines of the probe, together. stage: the last that began. late_s: its limit, where it ran into it.
+
+    code: its exit status, None where it was late. said: the last line of its errors.
+    """
+
+    python: str
+    facts: Facts
+    stage: str = ""
+    late_s: Optional[float] = None
+    code: Optional[int] = 0
+    said: str = ""
+
+
+class Node(NamedTuple):
+    """What the checks of a Python must know of the node. gpus: how many answer, None where nobody knows."""
+
+    gpus: Optional[int]
+    cuda: Optional[Sequence[int]]
+    setup: str  # the command that makes environments
+
+
+def judge(probed: Probed, node: Node) -> List[Check]:
+    """Every check of the worker Python."""
+    checks = [_python(probed, node)]
+    if "packages" not in probed.facts:
+        return checks
+    checks += _torch(probed, node)
+    checks += _torchvision(probed)
+    for name in ("transformers", "datasets", "safetensors"):
+        checks.append(_package(name, probed, node))
+    return checks + _kernels(probed, node)
+
+
+def numbers(version: str) -> Tuple[int, ...]:
+    """ "2.11.0+cu130" as (2, 11, 0)."""
+    found: List[int] = []
+    for part in version.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)
+
+
+def dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _python(probed: Probed, node: Node) -> Check:
+    name, facts = "worker Python", probed.facts
+    remedy = "name another with --python, or make one: %s" % node.setup
+    if "python" not in facts:
+        if probed.late_s is not None:
+            return Check(name, PROBLEM, "%s did not answer within %g s" % (probed.python, probed.late_s), remedy)
+        why = probed.said or "it ended with status %s and said nothing" % probed.code
+        return Check(name, PROBLEM, "%s does not run: %s" % (probed.python, why), remedy)
+    version = tuple(facts["python"])
+    found = "%s (%s)" % (dotted(version), probed.python)
+    if version[:2] < WORKER_PYTHON:
+        return Check(
+            name, PROBLEM, "%s is too old: %s is the oldest that works" % (found, dotted(WORKER_PYTHON)), remedy
+        )
+    return Check(name, OK, found)
+
+
+def _install(name: str, probed: Probed) -> str:
+    least, most = TRIED_FROM.get(name), TOO_NEW.get(name)
+    wanted = name + (">=%s" % dotted(least) if least else "") + (",<%s" % dotted(most) if most else "")
+    return "%s -m pip install %s" % (shlex.quote(probed.python), shlex.quote(wanted))
+
+
+def _package(name: str, probed: Probed, node: Node) -> Check:
+    """Installed, imported without an error, of a version that was tried."""
+    version, stage = probed.facts["packages"].get(name), probed.facts.get(name)
+    if not version:
+        return Check(name, PROBLEM, "not in %s" % probed.python, "%s, or %s" % (_install(name, probed), node.setup))
+    if stage is None:
+        return _unfinished(name, version, probed)
+    if stage.get("error"):
+        if "torchvision" in stage["error"]:
+            # The check of torchvision itself says what to do.
+            return Check(
+                name, PROBLEM, "%s cannot load a model: %s" % (version, stage["error"]), _no_torchvision(probed)
+            )
+        return Check(name, PROBLEM, "%s cannot be imported: %s" % (version, stage["error"]), _install(name, probed))
+    has = numbers(version)
+    if has < OLDEST.get(name, ()):
+        return Check(name, PROBLEM, "%s is too old" % version, _install(name, probed))
+    if has < TRIED_FROM.get(name, ()):
+        return Check(name, WARNING, "%s is older than what was tried" % version, _install(name, probed))
+    if name in TOO_NEW and has >= TOO_NEW[name]:
+        return Check(name, WARNING, "%s is newer than what was tried" % version, _install(name, probed))
+    return Check(name, OK, version)
+
+
+def _unfinished(name: str, version: str, probed: Probed) -> Check:
+    """Its import did not come to an end, or its turn never came."""
+    if probed.stage != name:
+        return Check(name, UNKNOWN, "%s, not tried: importing %s did not end" % (version, probed.stage or "another"))
+    if probed.late_s is not None:
+        remedy = "is its disk slow? run doctor again, or with a longer --limit"
+        return Check(name, PROBLEM, "importing %s had not ended after %g s" % (version, probed.late_s), remedy)
+    code = probed.code or 0
+    how = "killed by signal %d" % -code if code < 0 else "ended with status %d" % code
+    why = ": %s" % probed.said if probed.said else ""
+    return Check(name, PROBLEM, "importing %s %s the Python%s" % (version, how, why), _install(name, probed))
+
+
+def _torch(probed: Probed, node: Node) -> List[Check]:
+    check = _package("torch", probed, node)
+    facts = probed.facts.get("torch") or {}
+    if check.status == PROBLEM or not facts or facts.get("error"):
+        return [check]
+    # Imported, its own word counts: metadata may lack the build.
+    build = "CUDA %s" % facts["cuda"] if facts.get("cuda") else "ROCm" if facts.get("hip") else "the CPU"
+    found = "%s for %s" % (facts.get("version"), build) + check.found[len(probed.facts["packages"]["torch"]) :]
+    return [check._replace(found=found), *_torch_gpus(facts, probed, node)]
+
+
+def _torch_gpus(facts: Facts, probed: Probed, node: Node) -> List[Check]:
+    """Whether torch can use the cards that the driver has."""
+    name = "torch on GPUs"
+    if node.gpus == 0:
+        return []
+    if not facts.get("cuda"):
+        if node.gpus is None:
+            return []
+        remedy = "install the %s build of torch, or %s" % (_build_for(node.cuda), node.setup)
+        return [Check(name, PROBLEM, "torch was built for the CPU, and there are %d GPUs" % node.gpus, remedy)]
+    built = numbers(facts["cuda"])
+    # From CUDA 11 on a driver runs every minor version of its major version.
+    if node.cuda and built and built[0] > node.cuda[0]:
+        needed = _DRIVERS.get(built[0])
+        driver = "install driver %s or newer" % needed if needed else "install a newer driver"
+        found = "torch is built for CUDA %s, the driver supports %s" % (facts["cuda"], dotted(node.cuda))
+        return [Check(name, PROBLEM, found, "%s, or the %s build of torch" % (driver, _build_for(node.cuda)))]
+    seen = facts.get("gpus") or []
+    if facts.get("gpu_error"):
+        if node.gpus is None:
+            return [Check(name, UNKNOWN, facts["gpu_error"])]
+        return [Check(name, PROBLEM, facts["gpu_error"], "see `nvidia-smi`; the driver or the container is at fault")]
+    if node.gpus is not None and len(seen) < node.gpus:
+        remedy = "is CUDA_VISIBLE_DEVICES set for the node's logins, or MIG on?"
+        return [
+            Check(name, PROBLEM if not seen else WARNING, "torch sees %d of %d GPUs" % (len(seen), node.gpus), remedy)
+        ]
+    foreign = _without_kernels(facts)
+    if foreign:
+        remedy = "install a newer torch, one built for these cards"
+        return [Check(name, PROBLEM, "this torch has no kernels for %s" % ", ".join(foreign), remedy)]
+    old = sorted({gpu["name"] for gpu in seen if gpu["capability"][0] < 8})
+    if old:
+        remedy = "use --dtype float16 or float32 there"
+        return [Check(name, WARNING, "no bfloat16 in hardware on %s" % ", ".join(old), remedy)]
+    return [Check(name, OK, "sees %d, bfloat16" % len(seen))] if seen else []
+
+
+def _build_for(cuda: Optional[Sequence[int]]) -> str:
+    return _BUILDS.get(cuda[0] if cuda else 12, "CUDA")
+
+
+def _without_kernels(facts: Facts) -> List[str]:
+    """Cards whose architecture torch was not built for: binaries run within a major version, PTX on what is newer."""
+    built: List[Tuple[int, int]] = []
+    newest_ptx = None
+    for name in facts.get("architectures") or []:
+        kind, _, digits = name.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdigit():
+            continue
+        capability = int(digits[:-1]), int(digits[-1])
+        if kind == "sm":
+            built.append(capability)
+        elif kind == "compute":
+            newest_ptx = max(newest_ptx or capability, capability)
+    if not built:
+        return []
+    found = []
+    for gpu in facts["gpus"]:
+        has = tuple(gpu["capability"])
+        runs = any(one[0] == has[0] and one[1] <= has[1] for one in built)
+        if not runs and not (newest_ptx and newest_ptx <= has):
+            found.append("%s (sm_%d%d)" % (gpu["name"], *has))
+    return sorted(set(found))
+
+
+def _no_torchvision(probed: Probed) -> str:
+    return "%s -m pip uninstall torchvision (nothing here needs it)" % shlex.quote(probed.python)
+
+
+def _torchvision(probed: Probed) -> List[Check]:
+    """One that does not fit its torch makes every model class of Transformers fail; without it all is well."""
+    version, stage = probed.facts["packages"].get("torchvision"), probed.facts.get("torchvision")
+    if not version:
+        return []
+    if stage is None:
+        return [_unfinished("torchvision", version, probed)]
+    if stage.get("error"):
+        found = "%s does not fit this torch: %s" % (version, stage["error"])
+        return [Check("torchvision", PROBLEM, found, _no_torchvision(probed))]
+    return [Check("torchvision", OK, version)]
+
+
+def _kernels(probed: Probed, node: Node) -> List[Check]:
+    """What makes packs fast; of no use without a GPU."""
+    if node.gpus == 0:
+        return []
+    checks = []
+    facts = probed.facts.get("torch")
+    if facts and not facts.get("error"):
+        varlen = facts.get("varlen_attn") or {}
+        if varlen.get("window_size"):
+            checks.append(Check("varlen_attn", OK, "attention over packs, from torch"))
+        else:
+            why = varlen.get("error") or "this torch's does not take window_size"
+            remedy = "install torch %s or later" % dotted(TRIED_FROM["torch"])
+            checks.append(Check("varlen_attn", WARNING, "attention over packs is slower without it: %s" % why, remedy))
+    for name, package in (("fla", "flash-linear-attention"), ("causal_conv1d", "causal-conv1d")):
+        version, stage = probed.facts["packages"].get(package), probed.facts.get(name)
+        remedy = _install(package, probed)
+        if not version:
+            found = "not installed: Qwen3-Next and Qwen3.5 run one sample at a time, or slower"
+            checks.append(Check(package, WARNING, found, remedy))
+        elif stage is None:
+            checks.append(_unfinished(name, version, probed)._replace(name=package))
+        elif stage.get("error"):
+            checks.append(Check(package, WARNING, "%s cannot be imported: %s" % (version, stage["error"]), remedy))
+        else:
+            checks.append(Check(package, OK, version))
+    return checks
+
+
+def services(found: List[Tuple[str, Facts]], node: Node) -> List[Check]:
+    """vLLM and the trainer, wherever they are. found: a place in words, and the versions of its packages."""
+    vllm = [(where, packages["vllm"]) for where, packages in found if packages.get("vllm")]
+    trainer = [(where, packages["speculators"]) for where, packages in found if packages.get("speculators")]
+    checks = []
+    if not vllm:
+        checks.append(
+            Check("vLLM", WARNING, "not found: its backend is not available here", node.setup + " --vllm VERSION")
+        )
+    else:
+        told = ", ".join("%s in %s" % (version, where) for where, version in vllm)
+        if all(numbers(version) < _OLDEST_VLLM_FOR_HYBRIDS for _, version in vllm):
+            remedy = "%s --vllm 0.26.0" % node.setup
+            checks.append(Check("vLLM", WARNING, "%s; hybrids need 0.22 or later" % told, remedy))
+        else:
+            checks.append(Check("vLLM", OK, told))
+    if not trainer:
+        checks.append(
+            Check("trainer", WARNING, "speculators is not found: no training here", node.setup + " --trainer")
+        )
+    else:
+        checks.append(
+            Check("trainer", OK, ", ".join("speculators %s in %s" % (version, where) for where, version in trainer))
+        )
+    return checks

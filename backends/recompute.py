@@ -1,11 +1,14 @@
 """Hidden states computed anew by the plainest forward there is, to check what a backend wrote. Shares no code with it.
 
-Stock Transformers, float32, eager attention, one sample at a time, no cache. Loads torch at once.
+Stock Transformers, float32, eager attention, one expert after the other, one sample at a time, no cache. Loads torch at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from backends import fp8
 from backends.errors import JobError, one_line
+from backends.limits import limit
 
-# float32: other kernels and another order of summing.
-_FLOAT32_LIMIT = 1e-5
-# Unit roundoff: the relative error of one rounding.
-_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+# Where the norm after the last block stands in the base model of a folder.
+_NORMS = {"gemma3": "language_model.norm", "qwen3_5": "language_model.norm", "qwen3_5_moe": "language_model.norm"}
+_USUAL_NORM = "norm"
+
+# What Transformers takes from a package of kernels where one is installed; beneath it is a plain function of its own.
+_KERNELS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "chunk_gated_delta_rule")
 
 # Attention is [heads, T, T] in float32 here. What comes later changes nothing before it, so a prefix is a fair check.
 MAX_TOKENS = 8192
@@ -29,22 +36,14 @@ class SlotCheck:
     """One slot of one file against the plain forward.
 
     error: relative error against the claimed id. best_id: the id that the slot is closest to, of all N + 1.
+    flattening: the error that the plain forward's own states get from being stored in float8 with the file's scales.
     """
 
     layer_id: int
     error: float
     best_id: int
     best_error: float
-
-
-def limit(dtype: str, layer_id: int) -> float:
-    """The largest relative error of a slot at `layer_id` that rounding to `dtype` explains.
-
-    In 16 bits: one unit roundoff for each block, and two for the embeddings and the file, as if all went one way. Random
-    models whose blocks each change the stream by half reach up to 0.55 of it (8, 36 and 64 blocks); trained ones are calmer.
-    Where it is wide, late in a deep model, a fault of the whole forward shows in the early slots, and a wrong id as the best.
-    """
-    return _FLOAT32_LIMIT if dtype == "float32" else _ROUNDOFF[dtype] * (layer_id + 2)
+    flattening: float = 0.0
 
 
 class PlainForward:
@@ -70,6 +69,7 @@ class PlainForward:
                 model,
                 dtype=torch.float32,
                 attn_implementation="eager",
+                experts_implementation="eager",
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -81,18 +81,24 @@ class PlainForward:
             raise JobError(
                 f"the model {model} cannot be loaded: {one_line(error)}", "see that its weights are whole"
             ) from error
-        strange = {key for key in report["unexpected_keys"] if "layers." in key}
+        # Heads that predict further tokens (mtp) have layers of their own, which no base model holds.
+        strange = {key for key in report["unexpected_keys"] if "layers." in key and not key.startswith("mtp.")}
         wrong = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"]), *strange})
         if wrong:
             raise JobError(
                 f"the weights and config.json of {model} differ in {len(wrong)} tensors, such as {wrong[0]}",
                 "see that both are of one model",
             )
-        self._norm: Any = getattr(self._model, "norm", None)
-        if self._norm is None:
-            raise JobError(f"{type(self._model).__name__} has no final norm that is known here", "recompute 0 samples")
+        config = self._model.config
+        norm = _NORMS.get(config.model_type, _USUAL_NORM)
+        try:
+            self._norm: Any = self._model.get_submodule(norm)
+        except AttributeError:
+            raise JobError(
+                f"{type(self._model).__name__} has no final norm that is known here", "recompute 0 samples"
+            ) from None
         self.model = str(model)
-        self.num_layers = int(self._model.config.num_hidden_layers)
+        self.num_layers = int(config.get_text_config().num_hidden_layers)
 
     def states(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
         """The residual stream [T, H] at ids 0 to N, float32; id N is what the final norm reads. Raises JobError."""
@@ -100,7 +106,7 @@ class PlainForward:
         hook = self._norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0]))
         ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=self._device)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _without_kernels(self._model):
                 out = self._model(input_ids=ids, use_cache=False, output_hidden_states=True)
         except (torch.OutOfMemoryError, MemoryError):
             raise _too_large(self.model, self._device) from None
@@ -117,17 +123,46 @@ class PlainForward:
         stored = load_file(path)
         token_ids = stored["token_ids"][:MAX_TOKENS]
         slots = stored["hidden_states"][:MAX_TOKENS]
-        return compare(slots, self.states(token_ids.tolist()), layer_ids)
+        scales = stored["hidden_states_scales"][:MAX_TOKENS, 0] if slots.dtype is torch.float8_e4m3fn else None
+        return compare(slots, self.states(token_ids.tolist()), layer_ids, scales)
 
 
-def compare(slots: torch.Tensor, states: Sequence[torch.Tensor], layer_ids: Sequence[int]) -> list[SlotCheck]:
-    """slots: [T, L, H] in any dtype; states: [T, H] for each id from 0 to N."""
+@contextmanager
+def _without_kernels(model: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, the modules of a model call Transformers' own PyTorch functions, whatever kernels are installed."""
+    replaced = []
+    for name in {type(part).__module__ for part in model.modules()}:
+        names = vars(sys.modules[name])
+        for function in _KERNELS:
+            found = names.get(function)
+            if found is not None:
+                replaced.append((names, function, found))
+                names[function] = inspect.unwrap(found)
+    try:
+        yield
+    finally:
+        for names, function, found in replaced:
+            names[function] = found
+
+
+def compare(
+    slots: torch.Tensor, states: Sequence[torch.Tensor], layer_ids: Sequence[int], scales: torch.Tensor | None = None
+) -> list[SlotCheck]:
+    """slots: [T, L, H] in any dtype; states: [T, H] for each id from 0 to N; scales: [T, 1], where the slots are float8."""
+    device = states[0].device
+    scales = None if scales is None else scales.to(device)
     checks = []
     for slot, layer_id in enumerate(layer_ids):
-        stored = slots[:, slot].to(states[0].device, torch.float32)
+        stored = slots[:, slot].to(device, torch.float32)
+        flattening = 0.0
+        if scales is not None:
+            stored = stored * scales
+            # Clamped: a value that is larger than the file's largest would become NaN.
+            fitted = (states[layer_id] / scales).clamp(-fp8.LARGEST, fp8.LARGEST).to(torch.float8_e4m3fn)
+            flattening = relative_error(fitted.float() * scales, states[layer_id])
         errors = [relative_error(stored, state) for state in states]
         best = min(range(len(errors)), key=errors.__getitem__)
-        checks.append(SlotCheck(layer_id, errors[layer_id], best, errors[best]))
+        checks.append(SlotCheck(layer_id, errors[layer_id], best, errors[best], flattening))
     return checks
 
 
@@ -150,18 +185,37 @@ def _too_large(model: str | Path, device: str) -> JobError:
     return JobError(f"{model} in float32 does not fit into {where}", remedy)
 
 
-def describe(checks: Sequence[SlotCheck], dtype: str) -> str | None:
-    """What is wrong with a file, in one line; None where every slot is what it claims to be."""
+def describe(checks: Sequence[SlotCheck], dtype: str, file_dtype: str = "") -> str | None:
+    """What is wrong with a file, in one line; None where every slot is what it claims to be, those that are flattened aside."""
     for check in checks:
+        if check.flattening > fp8.LIMIT:
+            continue
         if check.best_id != check.layer_id:
             return (
                 f"the slot of layer id {check.layer_id} holds id {check.best_id} "
                 f"(relative error {check.best_error:.2g} there, {check.error:.2g} at its own)"
             )
-        most = limit(dtype, check.layer_id)
+        most = limit(dtype, check.layer_id, file_dtype)
         if not check.error <= most:
-            return f"the slot of layer id {check.layer_id} is off by {check.error:.2g} (limit {most:.2g} in {dtype})"
+            stored = f", {fp8.ROUNDOFF:.2g} of it for {file_dtype}" if file_dtype == fp8.FLOAT8 else ""
+            return f"the slot of layer id {check.layer_id} is off by {check.error:.2g} (limit {most:.2g} in {dtype}{stored})"
     return None
+
+
+def flattened(checks: Sequence[SlotCheck]) -> str | None:
+    """The slots that float8 has flattened, in one line; None where there are none.
+
+    Their scale, one for all layers of a token, is too large for them: stored so, the right states too would be off by more
+    than rounding explains.
+    """
+    flat = [check for check in checks if check.flattening > fp8.LIMIT]
+    if not flat:
+        return None
+    named = ", ".join(f"{check.layer_id} (off by {check.error:.2g})" for check in flat)
+    return (
+        f"float8 flattens layer ids {named}: a token's one scale is made by another layer's values, and the limit is"
+        f" {fp8.LIMIT:.2g}"
+    )
 
 
 def summary(checks: dict[int, list[SlotCheck]]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from backends.environment import device_of
 from backends.errors import Interrupted, JobError, one_line
 from backends.events import EventLog
 from backends.fingerprint import model_fingerprint
+from backends.flattening import REMEDY as FLATTENED_REMEDY
 from backends.progress import Progress
 from backends.spec import VerifySpec
-from backends.store import Entry, Manifest, StoreError, check_file, read_manifest
+from backends.store import Entry, Manifest, StoreError, check_file, file_dtype, read_manifest
 
 # Bad files that are named one by one; beyond that only their number grows.
 _NAMED = 20
@@ -81,6 +82,7 @@ def verify(spec: VerifySpec, events: EventLog, should_stop: Callable[[], bool]) 
         "unlisted": len(unlisted),
         "leftover": len(leftover),
         "layer_ids": header["layer_ids"],
+        "file_dtype": file_dtype(header),
         "output": spec.output,
         **checks,
     }
@@ -143,7 +145,7 @@ def _faults(output: Path, manifest: Manifest, dataset: PreparedDataset) -> Itera
                 token_ids=token_ids,
                 layers=len(header["layer_ids"]),
                 hidden_size=header["hidden_size"],
-                dtype=header["dtype"],
+                dtype=file_dtype(header),
             )
         except StoreError as error:
             return one_line(error)
@@ -206,7 +208,7 @@ def _recompute(
     if not rows:
         return {"recomputed": 0, "recomputed_worst_error": None, "worst_row": None, "worst_error_by_layer": {}}
     events.emit("phase", phase="loading the model in float32")
-    from backends.recompute import PlainForward, SlotCheck, describe, summary
+    from backends.recompute import PlainForward, SlotCheck, describe, flattened, summary
 
     forward = PlainForward(model, device)
     layer_ids = manifest.header["layer_ids"]
@@ -226,10 +228,13 @@ def _recompute(
         events.emit("phase", phase=f"recomputing {len(checks) + 1} of {len(rows)}")
         entry = manifest.entries[row]
         checks[row] = forward.check(Path(spec.output) / entry.file, layer_ids)
-        fault = describe(checks[row], manifest.header["dtype"])
+        fault = describe(checks[row], manifest.header["dtype"], file_dtype(manifest.header))
         if fault is not None:
             raise VerifyError(
                 f"{entry.file} is not what the model computes: {fault}",
                 "delete it and extract again; if it comes back the same, the model is not the one that was extracted",
             )
+        flat = flattened(checks[row])
+        if flat is not None:
+            raise VerifyError(f"{entry.file} is what the model computes, but {flat}", FLATTENED_REMEDY)
     return summary(checks)

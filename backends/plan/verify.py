@@ -13,7 +13,7 @@ from backends.spec import VerifySpec
 
 def plan_verify(spec: VerifySpec) -> tuple[dict[str, Any], list[str]]:
     require_packages()
-    from backends.store import StoreError, read_manifest
+    from backends.store import StoreError, file_dtype, read_manifest
 
     try:
         manifest = read_manifest(Path(spec.output))
@@ -25,6 +25,7 @@ def plan_verify(spec: VerifySpec) -> tuple[dict[str, Any], list[str]]:
         "bytes_total": sum(entry.bytes for entry in manifest.entries.values()),
         "layer_ids": manifest.header["layer_ids"],
         "dtype": manifest.header["dtype"],
+        "file_dtype": file_dtype(manifest.header),
         "versions": versions(),
     }
     from backends.dataset import PreparedDataset

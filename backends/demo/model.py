@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from backends.demo.configs import tiny_config
+from backends.demo.hybrids import settle
 from backends.hf.families import FAMILIES
 
 # What each attention and each MLP adds, as a share of the stream that it reads; a block then changes it by about half.
@@ -88,6 +89,7 @@ def build_model(
     probe = torch.tensor([tokenizer(" ".join(texts[:8]))["input_ids"][:256]])
     with torch.no_grad():
         _randomise(model, seed)
+        settle(text_model(model))
         for block in text_model(model).layers:
             for part, offset, weights in _added_parts(block):
                 by = _SHARE / _share_added(text_model(model), block, part, probe)
@@ -139,7 +141,9 @@ def _randomise(model: Any, seed: int) -> None:
             # As large as the other logits, so that they take a good part of each softmax.
             weight.copy_(torch.randn(weight.shape, generator=generator) + 1)
         elif weight.dim() == 1:
-            weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))
+            # Around 1, or around 0 for norms that add 1 themselves and begin with zeros.
+            middle = 0.0 if "norm" in name and not weight.any() else 1.0
+            weight.copy_(middle - 0.5 + torch.rand(weight.shape, generator=generator))
         else:
             scale = weight.shape[_input_dim(name, config)] ** -0.5
             if "embed_tokens" in name:  # Gemma multiplies what it looks up by sqrt(hidden).

@@ -148,10 +148,11 @@ def model_shape(config: Mapping[str, Any], model: Path) -> ModelShape:
         _size(fields, name, model)
     experts: dict[str, Any] = {}
     blocks: frozenset[int] = frozenset()
-    if family.experts and family.expert_size:
+    if family.expert_size:
         blocks = _expert_blocks(fields)
         experts = {
-            "num_experts": _size(fields, family.experts, model),
+            # Transformers 5 writes num_local_experts for either name, and reads both.
+            "num_experts": _size(fields, "num_experts" if "num_experts" in fields else "num_local_experts", model),
             "experts_per_token": _size(fields, "num_experts_per_tok", model),
             "expert_size": _size(fields, family.expert_size, model),
             "shared_expert_size": fields.get("shared_expert_intermediate_size") or 0,

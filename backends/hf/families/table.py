@@ -22,15 +22,14 @@ class Family:
 
     name: what people call it. layers: kind of each block, of a config's fields, defaults filled in.
     defaults: fields that config.json may leave out. text: of a wrapper, the `model_type` of its `text_config`; None where the
-    fields stand in config.json itself. experts, expert_size: the names of the fields with the number of experts and the width
-    of each; None where there are none. gated_attention: queries come with a gate of their size.
+    fields stand in config.json itself. expert_size: the name of the field with the width of each expert; None where there are
+    none. gated_attention: queries come with a gate of their size.
     """
 
     name: str
     layers: Callable[[Fields], tuple[str, ...]]
     defaults: Fields = field(default_factory=dict)
     text: str | None = None
-    experts: str | None = None
     expert_size: str | None = None
     gated_attention: bool = False
 
@@ -86,7 +85,6 @@ def _hybrid(name: str, *, experts: bool, text: str | None = None) -> Family:
         _every("full_attention_interval", LINEAR),
         _HYBRID,
         text=text,
-        experts="num_experts" if experts else None,
         expert_size="moe_intermediate_size" if experts else None,
         gated_attention=True,
     )
@@ -118,7 +116,6 @@ FAMILIES: dict[str, Family] = {
         _all_sliding_if_used,
         # Its head_dim is a field that Transformers reads where it is set, and else divides.
         {"use_sliding_window": False, "sliding_window": 4096, "decoder_sparse_step": 1},
-        experts="num_experts",
         expert_size="moe_intermediate_size",
     ),
     "llama": Family("Llama", _all_full),
@@ -129,7 +126,6 @@ FAMILIES: dict[str, Family] = {
         "gpt-oss",
         _every("full_attention_interval", SLIDING),
         {"head_dim": 64, "sliding_window": 128, "full_attention_interval": 2},
-        experts="num_local_experts",
         expert_size="intermediate_size",
     ),
     "qwen3_next": _hybrid("Qwen3-Next", experts=True),

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from backends.spec import SpecError
 from dflash_tui import __version__, config
-from dflash_tui.commands import demo, jobs, launch, logs, plan, prepare, status, stop, verify
+from dflash_tui.commands import demo, doctor, jobs, launch, logs, plan, prepare, status, stop, verify
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.outcome import EXIT_CODES_HELP, CommandError, Exit, of_link_error
 from dflash_tui.commands.output import report
@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "logs": (logs.HELP, logs.add_arguments, logs.run),
     "prepare": (prepare.HELP, prepare.add_arguments, prepare.run),
     "verify": (verify.HELP, verify.add_arguments, verify.run),
+    "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "demo": (demo.HELP, demo.add_arguments, demo.run),
 }
 

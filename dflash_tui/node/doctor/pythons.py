@@ -8,7 +8,8 @@ from dflash_tui.node.launching import WORKER_PYTHON
 
 Facts = Dict[str, Any]
 
-# torch and transformers: the oldest that `backends` takes, the oldest and the first too new of the "worker" extra.
+NEEDED = ("torch", "transformers", "datasets", "safetensors")
+# The oldest that `backends` takes; the oldest and the first too new of the "worker" extra.
 OLDEST = {"torch": (2, 6), "transformers": (5, 16)}
 TRIED_FROM = {"torch": (2, 11), "transformers": (5, 16, 1), "datasets": (4, 8), "safetensors": (0, 7)}
 TOO_NEW = {"transformers": (5, 20)}
@@ -41,15 +42,21 @@ class Node(NamedTuple):
 
 
 def judge(probed: Probed, node: Node) -> List[Check]:
-    """Every check of the worker Python."""
-    checks = [_python(probed, node)]
-    if "packages" not in probed.facts:
-        return checks
-    checks += _torch(probed, node)
+    """Every check of the worker Python; of one that is too old nothing more is said, for nothing in it would do."""
+    python = _python(probed, node)
+    if python.status == PROBLEM:
+        return [python]
+    packages = probed.facts.get("packages", {})
+    missing = [name for name in NEEDED if not packages.get(name)]
+    checks = [python]
+    if missing:
+        found = "%s has no %s" % (probed.python, ", ".join(missing))
+        checks.append(Check("packages", PROBLEM, found, "%s, or %s" % (_install(probed, *missing), node.setup)))
+    if packages.get("torch"):
+        checks += _torch(probed, node)
     checks += _torchvision(probed)
-    for name in ("transformers", "datasets", "safetensors"):
-        checks.append(_package(name, probed, node))
-    return checks + _kernels(probed, node)
+    checks += [_package(name, probed) for name in NEEDED[1:] if packages.get(name)]
+    return checks + (_kernels(probed, node) if packages.get("torch") else [])
 
 
 def numbers(version: str) -> Tuple[int, ...]:
@@ -84,33 +91,33 @@ def _python(probed: Probed, node: Node) -> Check:
     return Check(name, OK, found)
 
 
-def _install(name: str, probed: Probed) -> str:
-    least, most = TRIED_FROM.get(name), TOO_NEW.get(name)
-    wanted = name + (">=%s" % dotted(least) if least else "") + (",<%s" % dotted(most) if most else "")
-    return "%s -m pip install %s" % (shlex.quote(probed.python), shlex.quote(wanted))
+def _install(probed: Probed, *names: str) -> str:
+    """The command that puts packages into that Python, in versions that were tried."""
+    wanted = []
+    for name in names:
+        least, most = TRIED_FROM.get(name), TOO_NEW.get(name)
+        text = name + (">=%s" % dotted(least) if least else "") + (",<%s" % dotted(most) if most else "")
+        wanted.append(shlex.quote(text))
+    return "%s -m pip install %s" % (shlex.quote(probed.python), " ".join(wanted))
 
 
-def _package(name: str, probed: Probed, node: Node) -> Check:
-    """Installed, imported without an error, of a version that was tried."""
-    version, stage = probed.facts["packages"].get(name), probed.facts.get(name)
-    if not version:
-        return Check(name, PROBLEM, "not in %s" % probed.python, "%s, or %s" % (_install(name, probed), node.setup))
+def _package(name: str, probed: Probed) -> Check:
+    """Imported without an error, of a version that was tried."""
+    version, stage = str(probed.facts["packages"][name]), probed.facts.get(name)
     if stage is None:
         return _unfinished(name, version, probed)
     if stage.get("error"):
         if "torchvision" in stage["error"]:
-            # The check of torchvision itself says what to do.
-            return Check(
-                name, PROBLEM, "%s cannot load a model: %s" % (version, stage["error"]), _no_torchvision(probed)
-            )
-        return Check(name, PROBLEM, "%s cannot be imported: %s" % (version, stage["error"]), _install(name, probed))
+            found = "%s cannot load a model: %s" % (version, stage["error"])
+            return Check(name, PROBLEM, found, _no_torchvision(probed))
+        return Check(name, PROBLEM, "%s cannot be imported: %s" % (version, stage["error"]), _install(probed, name))
     has = numbers(version)
     if has < OLDEST.get(name, ()):
-        return Check(name, PROBLEM, "%s is too old" % version, _install(name, probed))
+        return Check(name, PROBLEM, "%s is too old" % version, _install(probed, name))
     if has < TRIED_FROM.get(name, ()):
-        return Check(name, WARNING, "%s is older than what was tried" % version, _install(name, probed))
+        return Check(name, WARNING, "%s is older than what was tried" % version, _install(probed, name))
     if name in TOO_NEW and has >= TOO_NEW[name]:
-        return Check(name, WARNING, "%s is newer than what was tried" % version, _install(name, probed))
+        return Check(name, WARNING, "%s is newer than what was tried" % version, _install(probed, name))
     return Check(name, OK, version)
 
 
@@ -124,11 +131,11 @@ def _unfinished(name: str, version: str, probed: Probed) -> Check:
     code = probed.code or 0
     how = "killed by signal %d" % -code if code < 0 else "ended with status %d" % code
     why = ": %s" % probed.said if probed.said else ""
-    return Check(name, PROBLEM, "importing %s %s the Python%s" % (version, how, why), _install(name, probed))
+    return Check(name, PROBLEM, "importing %s %s the Python%s" % (version, how, why), _install(probed, name))
 
 
 def _torch(probed: Probed, node: Node) -> List[Check]:
-    check = _package("torch", probed, node)
+    check = _package("torch", probed)
     facts = probed.facts.get("torch") or {}
     if check.status == PROBLEM or not facts or facts.get("error"):
         return [check]
@@ -238,7 +245,7 @@ def _kernels(probed: Probed, node: Node) -> List[Check]:
             checks.append(Check("varlen_attn", WARNING, "attention over packs is slower without it: %s" % why, remedy))
     for name, package in (("fla", "flash-linear-attention"), ("causal_conv1d", "causal-conv1d")):
         version, stage = probed.facts["packages"].get(package), probed.facts.get(name)
-        remedy = _install(package, probed)
+        remedy = _install(probed, package)
         if not version:
             found = "not installed: Qwen3-Next and Qwen3.5 run one sample at a time, or slower"
             checks.append(Check(package, WARNING, found, remedy))

@@ -45,8 +45,14 @@ def _program() -> str:
 
 
 def agent_script(bundle: Bundle, nonce: str, default_python: str | None, first_python: str | None = None) -> str:
-    """The sh script that becomes the agent; `first_python` is tried before all others."""
-    config = {"nonce": nonce, "hash": bundle.hash, "size": len(bundle.data), "default_python": default_python}
+    """The sh script that becomes the agent; `first_python` is tried before all others, and is the last worker Python."""
+    config = {
+        "nonce": nonce,
+        "hash": bundle.hash,
+        "size": len(bundle.data),
+        "default_python": default_python,
+        "fallback_python": first_python,
+    }
     text = base64.b64encode(json.dumps(config).encode()).decode()
     pythons = list(PYTHONS)
     for extra, place in ((first_python, 0), (default_python, len(pythons) + 1)):

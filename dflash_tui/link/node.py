@@ -266,7 +266,7 @@ class NodeLink:
         bundle = node_bundle()
         nonce = secrets.token_hex(8)
         here = sys.executable if self.target.is_local else None
-        script = agent_script(bundle, nonce, self.options.default_python or here, first_python=here)
+        script = agent_script(bundle, nonce, self.options.default_python, first_python=here)
         connection = self._connect(script)
         try:
             self._change(LinkState.BOOTSTRAPPING)

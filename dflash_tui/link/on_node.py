@@ -1,7 +1,7 @@
 """The first program that runs on a node, before the bundle is there: finds or receives the bundle and becomes the agent.
 
 It is sent as text inside the command line (see `bootstrap.py`), so it stands alone: standard library, Python 3.8.
-Its argument is a JSON object in base64: nonce, hash, size (of the tar.gz), default_python.
+Its argument is a JSON object in base64: nonce, hash, size (of the tar.gz), default_python, fallback_python.
 """
 
 import base64
@@ -149,6 +149,8 @@ def main() -> None:
     command += ["--nonce", CONFIG["nonce"]]
     if CONFIG.get("default_python"):
         command += ["--default-python", CONFIG["default_python"]]
+    if CONFIG.get("fallback_python"):
+        command += ["--fallback-python", CONFIG["fallback_python"]]
     os.umask(mask)  # what jobs write into folders of a team is as readable as what the user writes there
     os.execv(sys.executable, command)
 

@@ -1,4 +1,4 @@
-"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise,doctor} …: what the node side runs.
+"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise,doctor,setup} …: what the node side runs.
 
 -I keeps the user's environment and folders out of it; then nothing puts the bundle on the path but this file.
 """
@@ -19,6 +19,10 @@ def main(arguments: List[str]) -> int:
         from dflash_tui.node.doctor import main as doctor
 
         return doctor.main(arguments[1:])
+    if arguments[:1] == ["setup"]:
+        from dflash_tui.node.setup import runner
+
+        return runner.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="dflash-tui-node", description="The node side of dflash-tui.")
     modes = parser.add_subparsers(dest="mode", required=True)
     agent = modes.add_parser("agent", help="answer a console on standard input and output")
@@ -26,6 +30,7 @@ def main(arguments: List[str]) -> int:
     agent.add_argument("--hash", default="")
     agent.add_argument("--nonce", default="")
     agent.add_argument("--default-python", default="")
+    agent.add_argument("--fallback-python", default="", help="where neither that nor a worker environment is there")
     modes.add_parser("metrics", help="print a reading of this machine a second, as JSON lines")
     supervise = modes.add_parser("supervise", help="run the job of a folder, detached")
     supervise.add_argument("folder")
@@ -47,7 +52,8 @@ def main(arguments: List[str]) -> int:
     from dflash_tui.node.agent import Agent
 
     try:
-        status = Agent(options.bundle, options.hash, options.nonce, options.default_python).run()
+        pythons = (options.default_python, options.fallback_python)
+        status = Agent(options.bundle, options.hash, options.nonce, *pythons).run()
         # Not by the interpreter's end: a thread that hangs in a file could keep it, and agents would pile up.
         os._exit(status)
     except OSError as error:

@@ -20,6 +20,7 @@ from dflash_tui.node.jobs import JobStore, Record
 from dflash_tui.node.loop import Loop
 from dflash_tui.node.readers import Following
 from dflash_tui.node.requests import Requests
+from dflash_tui.node.setup import places as environments
 
 _ALL_JOBS_EVERY = 10  # looks at living jobs for one at all
 _JOBS_BYTES = 1 << 18  # and one record more: far below protocol.MAX_HEADER
@@ -30,9 +31,12 @@ _READER_S = 20.0
 class Agent:
     """Answers one console. Raises OSError where the node has no place for its state."""
 
-    def __init__(self, bundle: str, bundle_hash: str, nonce: str, default_python: str) -> None:
+    def __init__(
+        self, bundle: str, bundle_hash: str, nonce: str, default_python: str, fallback_python: str = ""
+    ) -> None:
         self.bundle = os.path.abspath(bundle)
-        self.default_python = default_python or "python3"
+        self._named_python = default_python
+        self._fallback_python = fallback_python or "python3"
         self.loop = Loop()
         self.store = JobStore(paths.state_dir())
         self.out = outgoing.Outgoing(self.loop, 1, self.loop.stop, self._pump)
@@ -47,6 +51,11 @@ class Agent:
         self._looks = 0
         self._complained: Dict[str, bool] = {}
         self._status = 0
+
+    @property
+    def default_python(self) -> str:
+        """The worker Python where a request names none; a setup may have made one since the last request."""
+        return self._named_python or environments.worker_python() or self._fallback_python
 
     def run(self) -> int:
         """Until standard input ends or standard output breaks. The exit status: 2 where what came is no frame."""

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from dflash_tui.node import gpus, launching, locks, paths, processes, protocol, readers, secrets, tails
+from dflash_tui.node import gpus, launching, locks, paths, plans, processes, protocol, readers, secrets, tails, verbs
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.doctor import request as doctor
 from dflash_tui.node.jobs import Record
@@ -148,7 +148,12 @@ class Requests:
 
         attempt()
 
-    def _with_python(self, number: Any, name: str, then: Callable[[str], None], fail: launching.Fail) -> None:
+    def _with_python(
+        self, number: Any, verb: str, name: str, then: Callable[[str], None], fail: launching.Fail
+    ) -> None:
+        if verbs.is_of_node(verb):
+            then(verbs.node_python())
+            return
         python = launching.find_python(name or self._agent.default_python)
         self._keep(
             launching.probe_python(self._agent.loop, python, lambda: self._guarded(number, lambda: then(python)), fail)
@@ -174,6 +179,7 @@ class Requests:
             cards = self._choose(wanted, share)
             self._with_python(
                 number,
+                str(request.get("verb")),
                 str(header.get("python") or ""),
                 lambda python: self._run_plan(number, request, python, cards, timeout, sent),
                 lambda refused: self._refuse(number, refused),
@@ -191,7 +197,7 @@ class Requests:
         sent: Dict[str, str],
     ) -> None:
         def ended(result: Ended) -> None:
-            self._guarded(number, lambda: self._answer(number, {"plan": plan_of(result, timeout)}))
+            self._guarded(number, lambda: self._answer(number, {"plan": plans.plan_of(result, timeout)}))
 
         data = json.dumps(dict(request, spec=launching.with_gpus(request["spec"], cards))).encode()
         env = launching.environment()
@@ -203,13 +209,13 @@ class Requests:
             TERM="dumb",
             COLUMNS="4000",
         )
-        script = os.path.join(self._agent.bundle, "backends", "__main__.py")
+        command = verbs.plan_command(self._agent.bundle, python, str(request.get("verb")))
         pipe = secrets.pipe_with(sent)
         try:
             if pipe >= 0:
                 env[secrets.VARIABLE] = str(pipe)
             fds = [pipe] if pipe >= 0 else []
-            self._keep(Program(self._agent.loop, [python, script, "plan", "-"], ended, timeout, data, env, fds))
+            self._keep(Program(self._agent.loop, command, ended, timeout, data, env, fds))
         finally:
             if pipe >= 0:
                 os.close(pipe)
@@ -249,6 +255,7 @@ class Requests:
             cards = self._choose(list(launch.gpus), launch.share)
             self._with_python(
                 number,
+                launch.verb,
                 launch.python,
                 lambda python: carefully(
                     lambda: self._agent.starter.start(job, launch, python, cards, started, refuse, sent)
@@ -362,26 +369,6 @@ class Requests:
             lambda position, data: self._answer(number, position, data),
             lambda refused: self._refuse(number, refused),
         )
-
-
-def plan_of(result: Ended, timeout_s: float) -> Dict[str, Any]:
-    """The object that `backends plan` printed last. Raises Refused where it printed none."""
-    if result.code is None:
-        raise Refused(
-            protocol.TIMED_OUT,
-            "the plan took longer than %g s" % timeout_s,
-            "is the node's disk or Python slow? try again",
-        )
-    try:
-        plan = json.loads(launching.last_line_whole(result.output))
-    except ValueError:
-        plan = None
-    if not isinstance(plan, dict):
-        why = launching.last_line(result.errors) or "it ended with status %d and said nothing" % result.code
-        raise Refused(
-            protocol.PLAN_REFUSED, "the plan failed: %s" % why, "check the worker Python's packages, or name another"
-        )
-    return plan
 
 
 def _whole(header: protocol.Header, name: str, default: int) -> int:

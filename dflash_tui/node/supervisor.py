@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from dflash_tui.node import events, linux, locks, outcome, paths, processes, secrets, stopping
+from dflash_tui.node import events, linux, locks, outcome, paths, processes, secrets, stopping, verbs
 from dflash_tui.node.joblog import JobLog
 from dflash_tui.node.processes import Identity, Stat
 
@@ -135,8 +135,8 @@ class Supervisor:
 
     def _start(self) -> bool:
         spec, log = self._path("spec.json"), self._path("events.jsonl")
-        script = os.path.join(str(self.launch.get("bundle")), "backends", "__main__.py")
-        argv = [str(self.record.get("python")), "-u", script, str(self.record.get("verb")), spec, "--events", log]
+        bundle, python = str(self.launch.get("bundle")), str(self.record.get("python"))
+        argv = verbs.job_command(bundle, python, str(self.record.get("verb")), spec, log)
         pipe = -1
         try:
             environment = worker_environment(self.folder, self.record, self.launch)

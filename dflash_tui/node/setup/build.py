@@ -1,0 +1,163 @@
+"""One environment, from nothing or from where a killed setup left it, to whole."""
+
+import glob
+import os
+import shutil
+import time
+from typing import Any, Dict, List, Sequence
+
+from dflash_tui.node import paths
+from dflash_tui.node.setup import check, places
+from dflash_tui.node.setup.pins import Wanted
+from dflash_tui.node.setup.pip import PipWatch, Programs, cause_of
+from dflash_tui.node.setup.pythons import Base
+from dflash_tui.node.setup.report import Report
+from dflash_tui.node.setup.spec import Refusal
+
+_MADE = "venv.json"  # in an environment whose Python and pip work; only then its packages are gone on with
+_PIP_OF_DEBIAN = "/usr/share/python-wheels"
+# The CPU build of torch beside PyPI's torchvision makes every model class of Transformers fail.
+_UNLOVED = ("torchvision", "torchaudio")
+_CUDA = "import torch; print('cuda', torch.version.cuda)"
+
+
+def folder_for(wanted: Wanted, base: Base) -> str:
+    return places.folder_of(wanted.name, wanted.requirements, base.path)
+
+
+def build(wanted: Wanted, base: Base, wheels: str, driver: str, programs: Programs, report: Report) -> Dict[str, Any]:
+    """Makes the environment current and returns its record (`env.json`). Raises Refusal, Interrupted, OSError."""
+    folder = folder_for(wanted, base)
+    link = os.path.join(places.root(), wanted.name)
+    if os.path.lexists(link) and not os.path.islink(link):
+        raise Refusal("%s was not made by this setup" % link, "move it away, or remove it")
+    _make_python(wanted, base, wheels, folder, programs, report)
+    _install(wanted, base, wheels, folder, programs, report)
+    report.phase("%s: checking what was installed" % wanted.name)
+    missing = check.mend(folder)
+    if missing:
+        raise Refusal("%s of the environment %s is not whole" % (missing[0], wanted.name), "run the setup again")
+    versions = check.check(programs, folder, wanted.name, wanted.requirements, driver)
+    record = {
+        "name": wanted.name,
+        "python": base.version,
+        "base": base.path,
+        "requirements": list(wanted.requirements),
+        "versions": versions,
+        "created": time.time(),
+        "bytes": places.size_of(folder),
+    }
+    paths.write_json(os.path.join(folder, places.RECORD), record)
+    places.make_current(wanted.name, folder)
+    for used in places.sweep(wanted.name):
+        report.emit("warning", message="%s stays: a process runs out of it; the next setup removes it" % used)
+    return record
+
+
+def _make_python(wanted: Wanted, base: Base, wheels: str, folder: str, programs: Programs, report: Report) -> None:
+    """The environment's Python with pip in it."""
+    marker = os.path.join(folder, _MADE)
+    python = places.python_in(folder)
+    if paths.read_json(marker) is not None:
+        for broken in check.mend(folder):
+            report.emit("warning", message="%s: %s was left in pieces and is installed anew" % (wanted.name, broken))
+        if programs.run([python, "-I", "-m", "pip", "--version"], quiet=True).code == 0:
+            return
+    report.phase("%s: making the environment with %s (%s)" % (wanted.name, base.path, base.version))
+    shutil.rmtree(folder, ignore_errors=True)
+    more = [] if base.ensurepip else ["--without-pip"]
+    ended = programs.run([base.path, "-I", "-m", "venv", *more, folder])
+    if ended.code != 0:
+        raise cause_of(ended.lines, wanted.name, base.version, wheels) if ended.lines else Refusal("venv failed")
+    if not base.ensurepip:
+        _get_pip(base, wheels, python, programs, wanted.name)
+    paths.write_json(marker, {"base": base.path, "python": base.version, "created": time.time()})
+
+
+def pip_wheels(wheels: str) -> List[str]:
+    """Wheels of pip, the best first: of the folder that was named, then what Debian keeps for this purpose."""
+    found: List[str] = []
+    for place in (wheels, _PIP_OF_DEBIAN):
+        if place:
+            found += sorted(glob.glob(os.path.join(glob.escape(place), "pip-*.whl")), reverse=True)
+    return found
+
+
+def check_pip(base: Base, wheels: str) -> None:
+    """Whether there is a way to get pip into an environment. Raises Refusal."""
+    if not base.ensurepip and not base.pip and not pip_wheels(wheels):
+        raise Refusal(
+            "%s has neither ensurepip nor pip" % base.path,
+            "apt install python3-venv (as root), or put a wheel of pip into a folder and name it with --wheels",
+        )
+
+
+def _get_pip(base: Base, wheels: str, python: str, programs: Programs, name: str) -> None:
+    """pip into an environment without it: by a wheel of pip, which can be run as it is, else by the base's own pip."""
+    found = pip_wheels(wheels)
+    if found:
+        # A wheel is a zip file, and Python runs a package out of it.
+        command = [python, "-I", os.path.join(found[0], "pip"), "install", "--no-index", found[0]]
+    else:
+        command = [base.path, "-m", "pip", "--python", python, "install", "pip"]
+    ended = programs.run(command)
+    if ended.code != 0:
+        raise cause_of(ended.lines, name, base.version, wheels)
+
+
+def _install(wanted: Wanted, base: Base, wheels: str, folder: str, programs: Programs, report: Report) -> None:
+    report.phase("%s: choosing packages" % wanted.name)
+    watch = PipWatch(wanted.name)
+    ended = programs.run(
+        install_command(places.python_in(folder), wanted.requirements, wheels),
+        watch.line,
+        lambda: _tell(watch, folder, programs, report),
+    )
+    if ended.code != 0:
+        raise cause_of(ended.lines, wanted.name, base.version, wheels)
+    if not wanted.leaves_torchvision:
+        _drop_unloved(wanted, folder, programs, report)
+
+
+def install_command(python: str, requirements: Sequence[str], wheels: str) -> List[str]:
+    """What pip is asked for. Sources are no choice: a bare node has no compiler."""
+    command = [python, "-I", "-m", "pip", "install", "--no-user", "--no-color", "--no-compile", "--progress-bar", "off"]
+    command += ["--only-binary", ":all:"]
+    if wheels:
+        command += ["--no-index", "--find-links", wheels]
+    return [*command, *requirements]
+
+
+def _tell(watch: PipWatch, folder: str, programs: Programs, report: Report) -> None:
+    if watch.installing:
+        there = set(check.installed(folder))
+        done = sum(name in there for name in watch.installing)
+        report.progress(done, len(watch.installing), phase=watch.phase)
+    else:
+        report.progress(len(watch.collected), None, programs.temporary_bytes(), watch.phase)
+
+
+def _drop_unloved(wanted: Wanted, folder: str, programs: Programs, report: Report) -> None:
+    there = [name for name in _UNLOVED if name in check.installed(folder)]
+    if not there:
+        return
+    python = places.python_in(folder)
+    asked = programs.run([python, "-I", "-c", _CUDA], quiet=True)
+    if asked.lines[-1:] != ["cuda None"]:
+        return  # a CUDA build, or no torch at all: then the check says what is wrong
+    ended = programs.run([python, "-I", "-m", "pip", "uninstall", "--yes", *there])
+    if ended.code != 0:
+        raise cause_of(ended.lines, wanted.name, "", "")
+    report.emit("warning", message="%s: %s left out, beside a CPU build of torch" % (wanted.name, " and ".join(there)))
+
+
+def is_current(wanted: Wanted, base_wanted: str) -> bool:
+    """Whether the whole environment of that name is what is wanted, made with the base that was named (if one was)."""
+    folder = places.current(wanted.name)
+    record = places.record_of(folder) if folder is not None else None
+    if record is None or record.get("requirements") != list(wanted.requirements):
+        return False
+    if not base_wanted:
+        return True
+    named = shutil.which(os.path.expanduser(base_wanted))
+    return named is not None and os.path.realpath(named) == os.path.realpath(str(record.get("base")))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from dflash_tui.fleet.facts import Fact, Job
+from dflash_tui.fleet.facts import Checkup, Fact, Job
 from dflash_tui.node.protocol import Launch
 
 
@@ -40,6 +40,8 @@ class NodeLinkLike(Protocol):
         share: bool = False,
         timeout: float = 120,
     ) -> Future[Mapping[str, Any]]: ...
+
+    def doctor(self, *, write: bool = True) -> Future[Checkup]: ...
 
     def read(
         self,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider, SearchIcon
 
+from dflash_tui.app.screens.base import ConsoleScreen
+from dflash_tui.app.screens.doctor import DoctorScreen
 from dflash_tui.app.screens.help import HelpScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.widgets.words import WAITING, why
@@ -58,6 +60,10 @@ class ConsoleCommands(Provider):
         yield Command("Jobs", "Jobs of all nodes", partial(app.action_mode, "jobs"))
         yield Command("Logs", "What a job prints", partial(app.action_mode, "logs"))
         yield Command("Help", "What this screen shows, and its keys", partial(show_help, app))
+        host = self._host()
+        if host is not None:
+            about = one_line(f"What {host} can do, what it lacks and how to mend it")
+            yield Command("Doctor", about, partial(show_doctor, app, host))
         if not app.settings.read_only:
             yield Command("Launch a job", "The form, with a plan before anything starts", app.open_launch)
         for node in app.fleet.nodes:
@@ -70,6 +76,12 @@ class ConsoleCommands(Provider):
             )
         yield Command("Save a picture", "This screen as an SVG file", app.deliver_screenshot)
         yield Command("Quit", "Leave the console; jobs go on without it", app.action_quit)
+
+    def _host(self) -> str | None:
+        """The node under the cursor of the screen, else the first one."""
+        screen = self.console.screen_stack[0]  # what lies over it is about the same node
+        node = screen.node_under_cursor() if isinstance(screen, ConsoleScreen) else None
+        return node.host if node is not None else next(iter(self.console.hosts), None)
 
     def _job_commands(self) -> Iterator[Command]:
         app = self.console
@@ -107,6 +119,12 @@ class ConsoleCommands(Provider):
             jobs.action_restart()
         else:
             jobs.action_stop(what == "force")
+
+
+def show_doctor(app: ConsoleApp, host: str) -> None:
+    """Opens the doctor on a node, one at a time."""
+    if not isinstance(app.screen, DoctorScreen):
+        app.push_screen(DoctorScreen(host))
 
 
 def show_help(app: ConsoleApp) -> None:

@@ -19,6 +19,7 @@ from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import (
     AgentGreeted,
     BeatArrived,
+    Checkup,
     Disk,
     Fact,
     Gpu,
@@ -81,6 +82,7 @@ class ScriptedLink:
     plan_answer: Mapping[str, Any] | Exception = field(default_factory=dict)
     launch_answer: Job | Exception | None = None
     stop_answer: Mapping[str, Any] | Exception = field(default_factory=dict)
+    doctor_answer: Checkup | Exception | Future[Checkup] | None = None
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     started: bool = False
@@ -128,6 +130,13 @@ class ScriptedLink:
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]:
         return self._answer("stop", self.stop_answer, job_id=job_id, force=force)
+
+    def doctor(self, *, write: bool = True) -> Future[Checkup]:
+        answer = self.doctor_answer
+        if isinstance(answer, Future):
+            self.asked.append(("doctor", {"write": write}))
+            return answer
+        return self._answer("doctor", answer or Checkup(self.host, ()), write=write)
 
     def read(
         self,

@@ -10,7 +10,7 @@ from textual.widgets import Static
 
 from dflash_tui.app.messages import FleetChanged
 from dflash_tui.app.widgets.put import put
-from dflash_tui.fleet.state import Fleet
+from dflash_tui.fleet.state import Fleet, NodeView
 
 if TYPE_CHECKING:
     from dflash_tui.app.app import ConsoleApp
@@ -58,6 +58,10 @@ class ConsoleScreen(Screen[None]):
 
     def show_fleet(self, fleet: Fleet) -> None:
         """Shows the fleet; called on the screens' thread, up to eight times a second."""
+
+    def node_under_cursor(self) -> NodeView | None:
+        """The node that the cursor is about; None where this screen is about no node."""
+        return None
 
     def on_fleet_changed(self, event: FleetChanged) -> None:
         self._show(event.fleet)

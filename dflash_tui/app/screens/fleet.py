@@ -115,6 +115,9 @@ mend what the lines below name, then `r` connects again.
         view = self.query_one(FleetView)
         return view.node_of(view.cursor)
 
+    def node_under_cursor(self) -> NodeView | None:
+        return self.selected()
+
     def action_retry(self) -> None:
         node = self.selected()
         if node is not None:

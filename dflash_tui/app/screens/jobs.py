@@ -112,6 +112,10 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         table = self.query_one(JobsTable)
         return table.job_of(table.cursor)
 
+    def node_under_cursor(self) -> NodeView | None:
+        found = self.selected()
+        return None if found is None else found[0]
+
     def on_rows_view_moved(self, event: RowsView.Moved) -> None:
         self.query_one("#job-detail", VerticalScroll).scroll_home(animate=False)
         self._draw_detail()

@@ -18,6 +18,15 @@ _VISION = {
     "patch_size": 14,
 }
 
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
+
 
 def _experts(hidden: int) -> dict[str, Any]:
     return {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
@@ -48,6 +57,28 @@ def _gpt_oss(hidden: int) -> dict[str, Any]:
     }
 
 
+def _hybrid(hidden: int) -> dict[str, Any]:
+    """Three gated delta nets to one full attention; values have twice as many heads as keys, and other widths."""
+    return {
+        "full_attention_interval": 4,
+        "linear_num_key_heads": hidden // 32,
+        "linear_num_value_heads": hidden // 16,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    }
+
+
+def _hybrid_vision_text(hidden: int) -> dict[str, Any]:
+    rope = {**_hybrid(hidden)["rope_parameters"], "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    return {**_hybrid(hidden), "rope_parameters": rope}
+
+
+def _shared_experts(hidden: int) -> dict[str, Any]:
+    return {**_experts(hidden), "shared_expert_intermediate_size": hidden}
+
+
 # What a family's tiny config has beside the sizes, by its model_type (of a wrapper, that of its text model), for a hidden size.
 _TEXT: dict[str, Callable[[int], dict[str, Any]]] = {
     "qwen3": lambda hidden: {},
@@ -57,10 +88,17 @@ _TEXT: dict[str, Callable[[int], dict[str, Any]]] = {
     "mistral": lambda hidden: {"sliding_window": WINDOW},
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
+    "qwen3_next": lambda hidden: {**_hybrid(hidden), **_shared_experts(hidden)},
+    "qwen3_5_text": _hybrid_vision_text,
+    "qwen3_5_moe_text": lambda hidden: {**_hybrid_vision_text(hidden), **_shared_experts(hidden)},
 }
 
 # The vision part of a wrapper.
-_VISIONS: dict[str, dict[str, Any]] = {"gemma3": _VISION}
+_VISIONS: dict[str, dict[str, Any]] = {
+    "gemma3": _VISION,
+    "qwen3_5": _QWEN_VISION,
+    "qwen3_5_moe": _QWEN_VISION,
+}
 
 
 def tiny_config(

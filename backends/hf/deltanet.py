@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any
@@ -22,7 +23,7 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from backends.errors import one_line
-from backends.hf.kernels import found_kernels
+from backends.hf.kernels import FLA, fla_version, takes_fla
 
 # Tokens whose updates of the state are computed together.
 CHUNK = 64
@@ -121,25 +122,25 @@ def packed_delta_rule(
     heads, width = value.shape[1], max(key.shape[2], value.shape[2])
     group = max(_GROUP_NUMBERS // (len(layout.slots) * width), 1)
     parts = [
-        _delta_rule_of_heads(*(tensor[:, first : first + group] for tensor in (query, key, value, decay, beta)), layout)
+        _delta_rule_of_heads(layout, *(tensor[:, first : first + group] for tensor in (query, key, value, decay, beta)))
         for first in range(0, heads, group)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _delta_rule_of_heads(
+    layout: PackLayout,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor,
-    layout: PackLayout,
 ) -> torch.Tensor:
     heads, width, dtype = value.shape[1], value.shape[2], value.dtype
 
     def chunked(tensor: torch.Tensor) -> torch.Tensor:
         """[T, H, …] to [C, H, 64, …] in float32."""
-        placed = tensor.index_select(0, layout.slots).unflatten(0, (-1, CHUNK)).transpose(1, 2)
+        placed = tensor.index_select(0, layout.slots).reshape(-1, CHUNK, *tensor.shape[1:]).transpose(1, 2)
         return torch.empty(placed.shape, dtype=torch.float32, device=placed.device).copy_(placed)
 
     query, key, value = chunked(query), chunked(key), chunked(value)
@@ -181,8 +182,8 @@ def _delta_rule_of_heads(
 class PackedDeltaNets:
     """The gated delta nets of one model, with the boundaries of the pack that is being computed.
 
-    kernels: what computes the delta rule, in words; "" where the model has no delta nets. why_not: why a faster way or
-    boundaries cannot be, else "".
+    kernels: what computes the delta rule, in words; "" where the model has no delta nets. why_not: why the boundaries cannot
+    reach them, else "".
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -197,29 +198,32 @@ class PackedDeltaNets:
         self.kernels = "PyTorch"
         for net in nets:
             self.why_not = _replace(net, {_CONVOLUTION: self._convolve, _DELTA_RULE: self._mix}) or self.why_not
-        # Triton multiplies float32 with 10 bits, which is not what float32 is asked for.
-        if device.type == "cuda" and dtype != torch.float32 and not self.why_not:
+        if takes_fla(device.type, str(dtype).removeprefix("torch.")) and not self.why_not:
             self._use_fla(nets[0], device, dtype)
 
-    def use_pytorch(self) -> None:
-        """From now on PyTorch's own operations: where kernels turned out to be wrong."""
-        self._rule, self.kernels = None, "PyTorch"
+    def use_pytorch(self, why: str) -> bool:
+        """From now on PyTorch's own operations, because of `why`. Returns whether that is another way than before."""
+        if self._rule is None:
+            return False
+        self._rule, self.kernels = None, f"PyTorch (not {self.kernels}: {why})"
+        return True
 
     def _use_fla(self, net: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         """flash-linear-attention's kernel, if it is here and runs."""
+        version = fla_version()
+        if version is None:
+            return
         try:
-            from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-            if not {"cu_seqlens", "chunk_indices"} <= inspect.signature(chunk_gated_delta_rule).parameters.keys():
-                raise ImportError("its chunk_gated_delta_rule takes no chunk_indices: it is older than 0.6")
-            self._rule = chunk_gated_delta_rule
+            rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+            if not {"cu_seqlens", "chunk_indices"} <= inspect.signature(rule).parameters.keys():
+                raise ImportError("chunk_gated_delta_rule takes no chunk_indices")
+            self._rule, self.kernels = rule, f"{FLA} {version}"
             self._tune(net, device, dtype)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # An import of Triton, and its compiler, fail in many ways.
             self._rule = None
-            if "flash-linear-attention" in found_kernels():
-                self.why_not = f"flash-linear-attention does not run here: {type(error).__name__}: {one_line(error)}"
-            return
-        self.kernels = f"flash-linear-attention {found_kernels().get('flash-linear-attention', '')}".strip()
+            self.kernels = f"PyTorch (not {FLA} {version}: {type(error).__name__}: {one_line(error)})"
 
     def _tune(self, net: Any, device: torch.device, dtype: torch.dtype) -> None:
         """Triton keeps what is fastest at the first call: that must be of a pack's size, not of the proof's."""

@@ -18,15 +18,12 @@ from backends.fp8 import FLOAT8
 from backends.hf import fp8
 from backends.hf.attention import pack_arguments
 from backends.hf.capture import Capture
+from backends.hf.deltanet import PackedDeltaNets
 from backends.hf.families import model_shape, read_config
 from backends.hf.loading import load_model
+from backends.hf.proof import prove
 from backends.hsfile import Entry, StoreError, write_sample
 
-# Relative error that packing may add to a token's state: rounding of the dtype, through all blocks of a deep model.
-_PROOF_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-# In 16 bits rounding alone could hide a leak, so packs must also be far closer to single runs than a leak would be.
-_PROOF_MARGIN = 3.0
-_PROOF_LENGTHS = (9, 14)
 # Host buffers: one being filled, one being written, one free.
 _BUFFERS = 3
 # Each file is on the disk before it counts, and a disk that takes long for one takes many at the same time.
@@ -58,6 +55,7 @@ class Extractor:
     """Runs packs through a model and writes one file a sample.
 
     packing: "packs", or "one sample at a time" where the proof at start failed; `why_not` then says what it found.
+    kernels: what computes the gated delta nets of the model, "" where it has none.
     float8: files hold float8 with a scale a token, made on the device.
     """
 
@@ -84,6 +82,7 @@ class Extractor:
         self._float8 = float8
         self._device = device
         self._capture = Capture(model, layer_ids)
+        self._deltanets = PackedDeltaNets(model, device, dtype)
         self._writers = ThreadPoolExecutor(_WRITERS, "writer")
         self._finishers = ThreadPoolExecutor(_BUFFERS, "finisher")
         self._host: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
@@ -151,21 +150,14 @@ class Extractor:
             )
 
     def _prove(self) -> None:
-        """Compares a pack of two samples with two single runs; one sample at a time from now on where they differ."""
-        generator = torch.Generator().manual_seed(0)
-        samples = [torch.randint(0, self._vocab_size, (n,), generator=generator).tolist() for n in _PROOF_LENGTHS]
-        packed = self.states(samples).float()
-        single = torch.cat([self.states([ids]) for ids in samples]).float()
-        leaky = self.states([[token for ids in samples for token in ids]]).float()
-        tolerance = _PROOF_TOLERANCE[self._dtype]
-        error, leak = (_error_by_token(states, single) for states in (packed, leaky))
-        exact = error <= _PROOF_TOLERANCE[torch.float32]
-        if not (exact or (error <= tolerance and error * _PROOF_MARGIN <= leak)):
+        """Asks whether samples of a pack see each other; from now on one sample at a time where they do."""
+        self.why_not = prove(self.states, self._vocab_size, self._dtype)
+        if self.why_not and self._deltanets.use_pytorch(self.why_not):
+            self.why_not = prove(self.states, self._vocab_size, self._dtype)
+        if self.why_not:
             self.packing = "one sample at a time"
-            self.why_not = (
-                f"a pack of two samples differs from two single runs by {error:.2g}"
-                f" (allowed {min(tolerance, leak / _PROOF_MARGIN):.2g})"
-            )
+            self.why_not = "; ".join(filter(None, [self._deltanets.why_not, self.why_not]))
+        self.kernels = self._deltanets.kernels
 
     def run(self, samples: Sequence[Sample], finished: Callable[[PackResult | BaseException], None]) -> None:
         """Computes a pack and returns while it is copied and written; `finished` is called from a thread.
@@ -254,15 +246,6 @@ class Extractor:
         """Waits for everything that is under way."""
         self._finishers.shutdown()
         self._writers.shutdown()
-
-
-def _error_by_token(states: torch.Tensor, reference: torch.Tensor) -> float:
-    """Mean over tokens of |a - b| / |b|, of the worst slot. Both [T, L, H].
-
-    By token, since a few tokens of real models have states hundreds of times longer than the others'.
-    """
-    errors = (states - reference).norm(dim=2) / reference.norm(dim=2).clamp_min(1e-12)
-    return float(errors.mean(dim=0).max())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

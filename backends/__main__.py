@@ -1,4 +1,4 @@
-"""The commands of a worker Python: plan, prepare, extract, verify, demo.
+"""The commands of a worker Python: plan, prepare, extract, verify, parity, demo.
 
     python backends/__main__.py VERB SPEC.json [--events EVENTS.jsonl]
     python backends/__main__.py plan -          the spec on stdin as {"verb": VERB, "spec": {...}}
@@ -37,13 +37,15 @@ if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == _HERE:
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
+from backends import credentials  # noqa: E402
 from backends.errors import Interrupted, JobError, one_line  # noqa: E402
 from backends.events import EventLog  # noqa: E402
+from backends.hubname import uses_hub  # noqa: E402
 from backends.spec import SPECS, Spec, SpecError  # noqa: E402
 
 Verb = Callable[[Any, EventLog, Callable[[], bool]], dict[str, Any]]
 
-VERBS = ("plan", "prepare", "extract", "verify", "demo")
+VERBS = ("plan", "prepare", "extract", "verify", "parity", "demo")
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
 
 
@@ -61,6 +63,10 @@ def _verb(name: str) -> Verb:
         from backends.verify import verify
 
         return verify
+    if name == "parity":
+        from backends.parity import parity
+
+        return parity
     from backends.demo.run import demo
 
     return demo
@@ -127,6 +133,10 @@ def run_main(verb: str, source: str, events_path: str | None) -> int:
         return _say(f"the events file {events_path} cannot be written: {one_line(error)}", BAD_INPUT)
     try:
         spec = read_spec(verb, sys.stdin.read() if source == "-" else _read(source))
+        if uses_hub(spec):
+            from backends.hub import localised
+
+            spec = localised(spec, events, should_stop)
         outcome = _verb(verb)(spec, events, should_stop)
         events.emit("finished", **outcome)
         return FINISHED
@@ -171,6 +181,7 @@ def _say(line: str, status: int) -> int:
 def main(argv: list[str]) -> int:
     # torch's threads sleep while they wait: where cores are shared, spinning takes the time of whom is waited for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    credentials.take()
     if argv == ["worker"]:
         from backends.worker import worker_main
 

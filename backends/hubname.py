@@ -78,7 +78,7 @@ def uses_hub(spec: Spec) -> bool:
     """Whether a spec may need the hub, by the form of what it names: also what is a folder on the node. Raises SpecError."""
     if isinstance(spec, PrepareSpec) and any(dataset_name(text) is not None for text in spec.inputs):
         return True
-    if isinstance(spec, VerifySpec) and spec.model is None:
+    if isinstance(spec, VerifySpec) and (spec.model is None or not spec.recompute):
         return bool(spec.recompute)  # the manifest may name one
     model = spec.model if isinstance(spec, (ExtractSpec, PrepareSpec, VerifySpec)) else None
     return model is not None and model_name(model) is not None

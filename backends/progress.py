@@ -16,6 +16,7 @@ class Progress:
     """Counts what this run does and tells it once a second; the first time at the first chance.
 
     done, total: samples, those of earlier runs included. tokens, bytes and the rates: of this run only.
+    unit: what `done` and `total` count, "samples" or "bytes"; a download has no rate of samples and of tokens.
     The rates told are those of the last `WINDOW_S` seconds, 0 where nothing got done in them; `rates` are those since
     `begin()`, so that loading the model spoils neither.
     """
@@ -27,6 +28,7 @@ class Progress:
         total: int,
         already_done: int = 0,
         every_s: float = 1.0,
+        unit: str = "samples",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
@@ -35,6 +37,7 @@ class Progress:
         self.tokens = 0
         self.bytes = 0
         self.phase = ""
+        self.unit = unit
         self._events = events
         self._already_done = already_done
         self._every_s = every_s
@@ -87,6 +90,9 @@ class Progress:
         while len(self._marks) > 1 and moment - self._marks[1][0] >= WINDOW_S:
             self._marks.popleft()
         rates = self._rates(self._marks[0])
+        eta_s = self._eta_s(rates["samples_per_s"])
+        if self.unit != "samples":
+            rates |= {"samples_per_s": None, "tokens_per_s": None}
         self._marks.append((moment, self.done, self.tokens, self.bytes))
         self._events.emit(
             "progress",
@@ -98,5 +104,6 @@ class Progress:
             elapsed_s=round(self.elapsed_s, 3),
             phase=self.phase,
             **rates,
-            eta_s=self._eta_s(rates["samples_per_s"]),
+            eta_s=eta_s,
+            **({} if self.unit == "samples" else {"unit": self.unit}),
         )

@@ -6,10 +6,12 @@ from typing import Any
 
 from backends.environment import require_packages, torchvision_warnings, versions
 from backends.errors import JobError
+from backends.plan.download import looked_up
 from backends.plan.extract import plan_extract
+from backends.plan.parity import plan_parity
 from backends.plan.prepare import plan_prepare
 from backends.plan.verify import plan_verify
-from backends.spec import ExtractSpec, PrepareSpec, Spec, SpecError, VerifySpec
+from backends.spec import ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
 
 
 def refusal(message: str, remedy: str) -> dict[str, Any]:
@@ -20,12 +22,16 @@ def refusal(message: str, remedy: str) -> dict[str, Any]:
 def plan(spec: Spec) -> dict[str, Any]:
     """Whether a job can run on this machine with this Python, and its facts. Never raises for what is the user's."""
     try:
+        spec, inputs, pending = looked_up(spec)
         if isinstance(spec, ExtractSpec):
-            return plan_extract(spec).answer()
+            answer = plan_extract(spec, pending).answer()
+            return {**answer, "warnings": [*pending.warnings, *answer["warnings"]], **pending.facts()}
         if isinstance(spec, PrepareSpec):
-            facts, warnings = plan_prepare(spec)
+            facts, warnings = plan_prepare(spec, inputs, pending)
         elif isinstance(spec, VerifySpec):
             facts, warnings = plan_verify(spec)
+        elif isinstance(spec, ParitySpec):
+            facts, warnings = plan_parity(spec)
         else:
             require_packages()
             facts, warnings = {"versions": versions()}, torchvision_warnings()
@@ -33,4 +39,5 @@ def plan(spec: Spec) -> dict[str, Any]:
         return refusal(error.message, error.remedy)
     except SpecError as error:
         return refusal(str(error), "")
-    return {"ok": True, "error": None, "remedy": None, "warnings": warnings, **facts}
+    facts |= pending.facts()
+    return {"ok": True, "error": None, "remedy": None, "warnings": [*pending.warnings, *warnings], **facts}

@@ -11,7 +11,10 @@ from backends.environment import device_of, require_packages, torchvision_warnin
 from backends.errors import JobError
 from backends.fp8 import FLOAT8
 from backends.hf.families import ModelShape, model_shape, read_config
+from backends.hub import known_fingerprint, origin
 from backends.layers import layer_ids
+from backends.plan.download import Pending
+from backends.plan.float8 import UNKNOWN, float8_known
 from backends.plan.output import check_output
 from backends.spec import ExtractSpec
 
@@ -42,6 +45,7 @@ class ExtractPlan:
     disk_free_bytes: int
     problem: JobError | None = None
     warnings: list[str] = field(default_factory=list)
+    float8: dict[str, Any] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -75,6 +79,7 @@ class ExtractPlan:
             "family": self.shape.family,
             "dtype": self.spec.dtype,
             "file_dtype": self.spec.stored_dtype,
+            **self.float8,
             "bytes_per_token": self.bytes_per_token,
             "samples": len(self.rows),
             "tokens": self.tokens,
@@ -90,10 +95,11 @@ class ExtractPlan:
         }
 
 
-def plan_extract(spec: ExtractSpec) -> ExtractPlan:
+def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPlan:
     """Checks everything that can be known before a model is loaded. Raises JobError and SpecError.
 
     A disk without room for it all is the plan's `problem`, not raised, so that the answer still says what would fit.
+    pending: what is to be downloaded first; of a model that is, the folder has no weights yet.
     """
     if spec.backend != "hf":
         raise JobError(f"the {spec.backend} backend is not in this version", "use the backend hf")
@@ -108,16 +114,18 @@ def plan_extract(spec: ExtractSpec) -> ExtractPlan:
     from backends.hsfile import bytes_per_token
     from backends.store import free_bytes, listed_in
 
-    fingerprint = model_fingerprint(model)
+    pending = pending or Pending()
+    output = Path(spec.output)
+    fingerprint = known_fingerprint(output, model) if pending.model else model_fingerprint(model)
     dataset = PreparedDataset(spec.dataset)
     lengths = dataset.lengths()
     rows = _rows(spec, lengths)
-    output = Path(spec.output)
     check_output(output)
     header = {
         "manifest": 1,
         "model": str(model.absolute()),
         "model_fingerprint": fingerprint,
+        **origin(model),
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "layer_ids": list(ids),
@@ -130,9 +138,10 @@ def plan_extract(spec: ExtractSpec) -> ExtractPlan:
         "created": round(time.time(), 3),
     }
     per_token = bytes_per_token(len(ids), shape.hidden_size, spec.stored_dtype)
-    listed = listed_in(output, header)
+    # Whether another commit has the same weights is known only once they are here: the job itself checks it.
+    listed = {} if fingerprint is None else listed_in(output, header)
     todo = [row for row in rows if row not in listed]
-    free = free_bytes(output)
+    free = max(free_bytes(output) - pending.on_disk_of(output), 0)
     room, fitting, todo_bytes = max(free - spec.min_free_bytes, 0), 0, 0
     for row in todo:
         todo_bytes += lengths[row] * per_token
@@ -161,6 +170,11 @@ def plan_extract(spec: ExtractSpec) -> ExtractPlan:
             f" above the floor of {spec.min_free_bytes:,}",
             f"{fits}, choose fewer layers, or give a folder on another disk",
         )
+    if spec.stored_dtype == FLOAT8:
+        known = float8_known(output, header)
+        warning = UNKNOWN if known is None else known.warning()
+        result.warnings += [warning] if warning else []
+        result.float8 = known.facts() if known else {}
     longest = max((lengths[row] for row in rows), default=0)
     if shape.max_positions and longest > shape.max_positions:
         result.warnings.append(

@@ -83,21 +83,10 @@ def build_model(
         pad_token_id=tokenizer.pad_token_id,
         **fields,
     )
-    kind = AutoModelForImageTextToText if FAMILIES[family].text else AutoModelForCausalLM
-    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    model.eval()
     probe = torch.tensor([tokenizer(" ".join(texts[:8]))["input_ids"][:256]])
-    with torch.no_grad():
-        _randomise(model, seed)
-        settle(text_model(model))
-        for block in text_model(model).layers:
-            for part, offset, weights in _added_parts(block):
-                by = _SHARE / _share_added(text_model(model), block, part, probe)
-                for weight in weights:
-                    weight.add_(offset).mul_(by).sub_(offset)
-        # Measured in the dtype that is saved: rounding is part of the model.
-        model.to(dtype)
-        changes = measure_changes(model, probe)
+    model = random_model(config, probe, seed)
+    # Measured in the dtype that is saved: rounding is part of the model.
+    changes = measure_changes(model.to(dtype), probe)
     if min(changes) < LEAST_CHANGE:
         worst = changes.index(min(changes))
         raise ValueError(f"block {worst} changes its residual stream by {min(changes):.3f}, less than {LEAST_CHANGE}")
@@ -109,6 +98,21 @@ def build_model(
 def text_model(model: Any) -> Any:
     """The base model of one with a head: of a wrapper, its text part."""
     return getattr(model.model, "language_model", model.model)
+
+
+def random_model(config: Any, probe: torch.Tensor, seed: int = 0) -> Any:
+    """A model with a head, float32, whose parts each add the same share to the stream of `probe`, token ids [1, T]."""
+    kind = AutoModelForImageTextToText if FAMILIES[config.model_type].text else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        _randomise(model, seed)
+        settle(text_model(model))
+        for block in text_model(model).layers:
+            for part, offset, weights in _added_parts(block):
+                by = _SHARE / _share_added(text_model(model), block, part, probe)
+                for weight in weights:
+                    weight.add_(offset).mul_(by).sub_(offset)
+    return model
 
 
 def measure_changes(model: Any, ids: torch.Tensor) -> list[float]:

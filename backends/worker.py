@@ -118,6 +118,8 @@ def _start(order: dict[str, Any], answers: Answers) -> tuple[PreparedDataset, Ex
             "choose a device with more memory, or free it",
         ) from error
     name = torch.cuda.get_device_name(0) if order["device"] == "cuda" else "cpu"
+    if extractor.kernels:
+        print(f"gated delta nets by {extractor.kernels}", flush=True)
     answers.send("ready", device=name, packing=extractor.packing, why_not=extractor.why_not)
     return PreparedDataset(spec.dataset), extractor
 

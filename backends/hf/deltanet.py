@@ -23,12 +23,10 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from backends.errors import one_line
-from backends.hf.kernels import FLA, fla_version, takes_fla
+from backends.hf.kernels import DELTA_RULE_NUMBERS, FLA, fla_version, takes_fla
 
 # Tokens whose updates of the state are computed together.
 CHUNK = 64
-# Numbers in one tensor of a delta rule in float32: more heads at a time are faster, and need more memory.
-_GROUP_NUMBERS = 1 << 27
 # What a gated delta net's forward calls, in Transformers 5.16 to 5.19.
 _CONVOLUTION, _DELTA_RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 _EPSILON = 1e-6
@@ -120,7 +118,7 @@ def packed_delta_rule(
     the value's dtype.
     """
     heads, width = value.shape[1], max(key.shape[2], value.shape[2])
-    group = max(_GROUP_NUMBERS // (len(layout.slots) * width), 1)
+    group = max(DELTA_RULE_NUMBERS // (len(layout.slots) * width), 1)
     parts = [
         _delta_rule_of_heads(layout, *(tensor[:, first : first + group] for tensor in (query, key, value, decay, beta)))
         for first in range(0, heads, group)

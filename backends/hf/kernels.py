@@ -8,6 +8,8 @@ from backends.hf.families import ModelShape
 
 # The distribution with Triton's kernels of gated delta nets.
 FLA = "flash-linear-attention"
+# Numbers in one tensor of PyTorch's delta rule, float32: more heads at a time are faster, and need more memory.
+DELTA_RULE_NUMBERS = 1 << 27
 
 
 def fla_version() -> str | None:
@@ -36,3 +38,15 @@ def expected_packing(shape: ModelShape, device: str, dtype: str) -> tuple[str, l
         f" (pip install {FLA})"
     )
     return "packs, if proven at start; gated delta nets by PyTorch", [warning]
+
+
+def delta_net_bytes(shape: ModelShape, tokens: int, device: str, dtype: str) -> int:
+    """Memory that a gated delta net needs for a pack beside the model's dtype: what is computed in float32."""
+    if shape.linear is None:
+        return 0
+    convolution = 2 * tokens * (2 * shape.linear.key_size + shape.linear.value_size)
+    if takes_fla(device, dtype) and fla_version() is not None:
+        return 4 * convolution
+    # Queries, keys and values by heads, the triangular systems and their solutions; heads come in groups.
+    width = max(shape.linear.key_head_dim, shape.linear.value_head_dim)
+    return 4 * max(convolution, 11 * min(tokens * shape.linear.num_value_heads * width, DELTA_RULE_NUMBERS))

@@ -11,6 +11,7 @@ from backends.environment import device_of, require_packages, torchvision_warnin
 from backends.errors import JobError
 from backends.fp8 import FLOAT8
 from backends.hf.families import ModelShape, model_shape, read_config
+from backends.hf.kernels import delta_net_bytes, expected_packing
 from backends.hub import known_fingerprint, origin
 from backends.layers import layer_ids
 from backends.plan.download import Pending
@@ -43,6 +44,7 @@ class ExtractPlan:
     todo_bytes: int
     samples_that_fit: int
     disk_free_bytes: int
+    packing: str = "packs"
     problem: JobError | None = None
     warnings: list[str] = field(default_factory=list)
     float8: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class ExtractPlan:
         spec, shape = self.spec, self.shape
         size = _DTYPE_BYTES[spec.dtype]
         pack = max(min(spec.pack_tokens, self.tokens), max((self.lengths[row] for row in self.rows), default=1))
-        block = pack * size * shape.widest_block()
+        block = pack * size * shape.widest_block() + delta_net_bytes(shape, pack, self.device, spec.dtype)
         # Those of a pack that is computed, and of three that are copied.
         stored = 1 if spec.stored_dtype == FLOAT8 else size
         states = pack * len(self.layer_ids) * shape.hidden_size * (size + 3 * stored)
@@ -90,7 +92,7 @@ class ExtractPlan:
             "memory_bytes_per_worker": self.memory_bytes_per_worker,
             "workers": self.workers,
             "device": self.device,
-            "packing": "packs",
+            "packing": self.packing,
             "versions": versions(),
         }
 
@@ -162,6 +164,8 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         disk_free_bytes=free,
         warnings=torchvision_warnings(),
     )
+    result.packing, slow = expected_packing(shape, device, spec.dtype)
+    result.warnings += slow
     if fitting < len(todo):
         last = todo[fitting]
         fits = f"take fewer samples (last={last} fits)" if last > spec.first else "free some space"

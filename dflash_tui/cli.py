@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from backends.spec import SpecError
 from dflash_tui import __version__, config
-from dflash_tui.commands import demo, doctor, jobs, launch, logs, plan, prepare, status, stop, verify
+from dflash_tui.commands import demo, doctor, jobs, launch, logs, plan, prepare, setup, status, stop, verify
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.outcome import EXIT_CODES_HELP, CommandError, Exit, of_link_error
 from dflash_tui.commands.output import report
@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "prepare": (prepare.HELP, prepare.add_arguments, prepare.run),
     "verify": (verify.HELP, verify.add_arguments, verify.run),
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
+    "setup": (setup.HELP, setup.add_arguments, setup.run),
     "demo": (demo.HELP, demo.add_arguments, demo.run),
 }
 

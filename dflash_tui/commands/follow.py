@@ -17,6 +17,7 @@ from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, console, duration, note, number
 from dflash_tui.fleet import facts as fleet_facts
 from dflash_tui.fleet.facts import Job, JobsArrived, LinkChanged, LinkState
+from dflash_tui.fleet.format import unit_of
 
 _LOOK_AGAIN_S = 5.0  # the node tells by itself; this mends a push that was missed
 _EVENTS_TAIL = 64 * 1024
@@ -66,7 +67,7 @@ def _figures(job: Job, *, phase: bool = True) -> str:
         return ""
     parts = [clean(progress.phase)] if phase and progress.phase else []
     if progress.total:
-        parts.append(f"{progress.done:,} of {progress.total:,} samples")
+        parts.append(f"{progress.done:,} of {progress.total:,} {unit_of(job.verb)}")
     if progress.samples_per_s:
         parts.append(number(progress.samples_per_s, "samples/s", 1))
     if progress.tokens_per_s:

@@ -17,6 +17,7 @@ from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
 from dflash_tui.link import new_job_id
 from dflash_tui.node.protocol import Launch
+from dflash_tui.node.setup.spec import SetupSpec
 
 PLAN_TIMEOUT_S = 180.0  # importing torch on a cold file system takes its time
 # Longer than the link waits, which waits longer than the agent: the nearest to the work knows best why it is late.
@@ -28,7 +29,7 @@ _LAUNCH_S = 110.0
 class Order:
     """What is to be started."""
 
-    spec: Spec
+    spec: Spec | SetupSpec
     name: str
     gpus: tuple[str, ...] = ()
     share: bool = False

@@ -96,3 +96,8 @@ def clock(time: float | None, *, now: float, zone: tzinfo | None = None) -> str:
 def one_line(text: str) -> str:
     """What a node wrote, on one line and without control characters."""
     return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def unit_of(verb: str) -> str:
+    """What the progress of a job counts."""
+    return "packages" if verb == "setup" else "samples"

@@ -82,20 +82,20 @@ def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:
     doing = phase(job)
     if done is not None and progress is not None:
         track = bar(done, BAR_WIDTH).replace(" ", "░")
-        whole = f"{track} {fmt.percent(100 * done)}  {done_of(job)} samples"
+        whole = f"{track} {fmt.percent(100 * done)}  {done_of(job)} {fmt.unit_of(job.verb)}"
         left = "" if job.state.ended else f"  ETA {fmt.duration(progress.eta_s)}"
         yield "progress", whole + left
     if progress is None:
         if doing:
             yield "now", doing
         return
-    if not job.state.ended:
+    if not job.state.ended and job.verb != "setup":
         rates = (
             f"{fmt.count(progress.samples_per_s)} samples/s  {fmt.count(progress.tokens_per_s)} tokens/s  "
             f"{fmt.megabytes_per_s(progress.bytes_per_s)} MB/s"
         )
         yield "rate", rates + (f"  {sparkline(series, min(HISTORY, len(series)))}" if last(series) is not None else "")
-    counted = "" if done is not None else f", {done_of(job)} samples"
+    counted = "" if done is not None else f", {done_of(job)} {fmt.unit_of(job.verb)}"
     skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
     made = f"{fmt.count(progress.tokens)} tokens, {fmt.size(progress.bytes)} in {fmt.duration(progress.elapsed_s)}"
     yield "so far", f"{made}{counted}{skipped}{f'; now {doing}' if doing and not job.state.ended else ''}"

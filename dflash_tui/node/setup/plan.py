@@ -86,7 +86,7 @@ def answer(spec: SetupSpec) -> Dict[str, Any]:
         "error": None,
         "remedy": None,
         "warnings": plan.warnings,
-        "makes": [{"name": one.name, "requirements": list(one.requirements)} for one in plan.todo],
+        "makes": {one.name: list(one.requirements) for one in plan.todo},
         "already_whole": [one.name for one in plan.kept],
         "where": places.root(),
         "base_python": plan.base.path,

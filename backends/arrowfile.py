@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ class ArrowFolder:
             # A fingerprint made from what the rows were made from: the same prepare gives the same dataset.
             datasets.Dataset(rows.data, info=rows.info, fingerprint=fingerprint).save_to_disk(str(whole))
             (whole / record_name).write_text(record, encoding="utf-8")
+            _for_torch(whole / "state.json")
             for path in (*whole.iterdir(), whole):
                 _sync(path)
             whole.rename(self.output)
@@ -125,6 +127,16 @@ class ArrowFolder:
         return JobError(
             f"the dataset {self.output} cannot be written: {reason}", "free space or give another output folder"
         )
+
+
+def _for_torch(state: Path) -> None:
+    """Rows are to be read as tensors: the trainer (speculators 0.9.0) compares them with tensors and stops at a list.
+
+    Written into the file, because `Dataset.with_format("torch")` would load torch.
+    """
+    fields = json.loads(state.read_text(encoding="utf-8"))
+    fields["_format_type"] = "torch"
+    state.write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
 def _sync(path: Path) -> None:

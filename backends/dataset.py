@@ -42,7 +42,10 @@ class PreparedDataset:
         import datasets
 
         try:
-            self._dataset = datasets.load_from_disk(str(self.path))
+            # Not load_from_disk: a dataset saved for the trainer has torch's format, and loading it would load torch.
+            state = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+            files = [str(self.path / item["filename"]) for item in state["_data_files"]]
+            self._dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(name) for name in files])
         except Exception as error:  # datasets and pyarrow raise many kinds for a damaged folder.
             raise DatasetError(
                 f"the dataset {self.path} cannot be opened: {one_line(error)}", "prepare it again"

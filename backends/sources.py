@@ -240,6 +240,6 @@ class DatasetRows(_Rows):
                 f"the dataset {self.name} holds several splits", f"give one of its folders: {', '.join(splits)}"
             )
         try:
-            return datasets.load_from_disk(self.name)
+            return datasets.load_from_disk(self.name).with_format(None)  # a prepared dataset has torch's format
         except Exception as error:  # datasets and pyarrow raise many kinds for a damaged folder.
             raise SourceError(f"the dataset {self.name} cannot be opened: {one_line(error)}", _GIVE) from error

@@ -31,13 +31,21 @@ def test_the_fingerprint_is_the_same_elsewhere_and_another_for_another_token(dat
     shutil.copytree(dataset, copy)
     assert PreparedDataset(copy).fingerprint == here
 
-    rows = datasets.load_from_disk(str(dataset))[:]
+    rows = datasets.load_from_disk(str(dataset)).with_format(None)[:]
     for name, token in (("as it was", None), ("changed", 5)):
         if token is not None:
             rows["input_ids"][7][-1] = token
         table = datasets.Dataset.from_dict(rows).data
         datasets.Dataset(table, fingerprint="the same").save_to_disk(str(tmp_path / name))
     assert PreparedDataset(tmp_path / "changed").fingerprint != PreparedDataset(tmp_path / "as it was").fingerprint
+
+
+def test_a_dataset_is_saved_in_torchs_format_as_the_trainer_needs_and_read_here_as_numbers(dataset: Path) -> None:
+    saved = datasets.load_from_disk(str(dataset))
+    # The trainer compares the rows' tokens with `torch.equal`, which refuses a list.
+    assert saved.format["type"] == "torch"
+    ids, mask = PreparedDataset(dataset).row(3)
+    assert saved[3]["input_ids"].tolist() == ids and saved[3]["loss_mask"].tolist() == mask
 
 
 def test_what_is_no_dataset_is_refused_by_name(tmp_path: Path) -> None:

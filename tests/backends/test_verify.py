@@ -256,7 +256,9 @@ def test_another_dataset_and_another_model_are_refused(
 ) -> None:
     import datasets
 
-    datasets.Dataset.from_dict(datasets.load_from_disk(str(dataset))[:10]).save_to_disk(str(tmp_path / "other"))
+    datasets.Dataset.from_dict(datasets.load_from_disk(str(dataset)).with_format(None)[:10]).save_to_disk(
+        str(tmp_path / "other")
+    )
     with pytest.raises(VerifyError, match="is not the one that was extracted"):
         _verify(extraction, dataset=str(tmp_path / "other"))
     with pytest.raises(DatasetError, match="is not a folder"):

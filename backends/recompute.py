@@ -27,6 +27,9 @@ _USUAL_NORM = "norm"
 # What Transformers takes from a package of kernels where one is installed; beneath it is a plain function of its own.
 _KERNELS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "chunk_gated_delta_rule")
 
+# So much nearer must a float8 slot be to another id than to its own, to be of the other.
+_CLEARLY = 1.1
+
 # Attention is [heads, T, T] in float32 here. What comes later changes nothing before it, so a prefix is a fair check.
 MAX_TOKENS = 8192
 
@@ -190,7 +193,9 @@ def describe(checks: Sequence[SlotCheck], dtype: str, file_dtype: str = "") -> s
     for check in checks:
         if check.flattening > fp8.LIMIT:
             continue
-        if check.best_id != check.layer_id:
+        # Values that two layers share, far larger than all others, round alike in float8: neither id is then the nearer one.
+        nearer = _CLEARLY if file_dtype == fp8.FLOAT8 else 1.0
+        if check.best_id != check.layer_id and check.best_error * nearer < check.error:
             return (
                 f"the slot of layer id {check.layer_id} holds id {check.best_id} "
                 f"(relative error {check.best_error:.2g} there, {check.error:.2g} at its own)"

@@ -121,17 +121,18 @@ def _package(name: str, probed: Probed) -> Check:
     return Check(name, OK, version)
 
 
-def _unfinished(name: str, version: str, probed: Probed) -> Check:
+def _unfinished(stage: str, version: str, probed: Probed) -> Check:
     """Its import did not come to an end, or its turn never came."""
-    if probed.stage != name:
-        return Check(name, UNKNOWN, "%s, not tried: importing %s did not end" % (version, probed.stage or "another"))
+    what = "importing %s %s" % (stage, version)
+    if probed.stage != stage:
+        return Check(stage, UNKNOWN, "%s, not tried: importing %s did not end" % (version, probed.stage or "another"))
     if probed.late_s is not None:
         remedy = "is its disk slow? run doctor again, or with a longer --limit"
-        return Check(name, PROBLEM, "importing %s had not ended after %g s" % (version, probed.late_s), remedy)
+        return Check(stage, PROBLEM, "%s had not ended after %g s" % (what, probed.late_s), remedy)
     code = probed.code or 0
-    how = "killed by signal %d" % -code if code < 0 else "ended with status %d" % code
+    how = "signal %d" % -code if code < 0 else "status %d" % code
     why = ": %s" % probed.said if probed.said else ""
-    return Check(name, PROBLEM, "importing %s %s the Python%s" % (version, how, why), _install(probed, name))
+    return Check(stage, PROBLEM, "%s ended the Python with %s%s" % (what, how, why), _install(probed, stage))
 
 
 def _torch(probed: Probed, node: Node) -> List[Check]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from backends.fp8 import FLOAT8
 from backends.spec import BACKENDS, DEVICES, DTYPES, PRESETS, ExtractSpec
-from dflash_tui.commands.nodes import connected, path_on
+from dflash_tui.commands.nodes import connected, model_on, path_on
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, complain, console, note, number, print_json, table
 from dflash_tui.commands.submit import Order, add_gpu_arguments, ask_plan
@@ -16,6 +17,7 @@ from dflash_tui.config import Settings
 
 HELP = "what an extraction would take, and whether it can be: layers, bytes, memory, disk"
 
+MODEL_HELP = "folder of the model on the node, or its name on the hub: org/name[@revision]"
 _DEFAULTS = {field.name: field.default for field in fields(ExtractSpec)}
 
 
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of `ExtractSpec` as options."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the model, on the node")
+    parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--dataset", required=True, metavar="DIR", help="folder made by `prepare`, on the node")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the hidden states, on the node")
     parser.add_argument("--backend", choices=BACKENDS, default=_DEFAULTS["backend"])
@@ -36,7 +38,15 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERS",
         help=f"{' or '.join(PRESETS)}, or ids as 2,10,18 (0 = embeddings, N = before the final norm)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default=_DEFAULTS["dtype"], help="of the model and of the files")
+    parser.add_argument("--dtype", choices=DTYPES, default=_DEFAULTS["dtype"], help="of the model, and of the files")
+    parser.add_argument(
+        "--fp8",
+        dest="file_dtype",
+        action="store_const",
+        const=FLOAT8,
+        default=_DEFAULTS["file_dtype"],
+        help="files in float8 with a scale a token: half the bytes of 16 bits (the trainer: --hidden-states-backend fp8)",
+    )
     parser.add_argument("--device", choices=DEVICES, default=_DEFAULTS["device"])
     add_gpu_arguments(parser)
     parser.add_argument("--first", type=int, default=_DEFAULTS["first"], metavar="N", help="first sample")
@@ -87,7 +97,8 @@ def _layers(text: str) -> str | tuple[int, ...]:
 def extract_order(args: argparse.Namespace, host: str) -> Order:
     """The order of the options. Raises SpecError, CommandError."""
     values: dict[str, Any] = {name: getattr(args, name) for name in _DEFAULTS if name != "gpus"}
-    for name in ("model", "dataset", "output"):
+    values["model"] = model_on(host, values["model"])
+    for name in ("dataset", "output"):
         values[name] = path_on(host, values[name])
     spec = ExtractSpec(**values)
     return Order(spec, getattr(args, "name", "") or spec.output.rstrip("/").rpartition("/")[2], args.gpus, args.share)
@@ -146,5 +157,13 @@ def _plain(value: Any) -> str:
 
 
 _UNITS: dict[str, Callable[[Any], str]] = dict.fromkeys(
-    ("bytes_per_token", "bytes_total", "disk_free_bytes", "memory_bytes_per_worker"), amount
+    (
+        "download_bytes",
+        "download_free_bytes",
+        "bytes_per_token",
+        "bytes_total",
+        "disk_free_bytes",
+        "memory_bytes_per_worker",
+    ),
+    amount,
 )

@@ -76,7 +76,10 @@ def refuse_read_only(settings: Settings, what: str) -> None:
 def ask_plan(node: Node, order: Order) -> Mapping[str, Any]:
     """What the node's worker Python says of the order, refusals included. Raises CommandError where it cannot be asked."""
     spec = order.spec
-    future = node.link.plan(spec.verb, spec.to_json(), gpus=order.gpus, share=order.share, timeout=PLAN_TIMEOUT_S)
+    fields, secrets = spec.to_json(), node.secrets_for(spec.verb, spec.to_json())
+    future = node.link.plan(
+        spec.verb, fields, gpus=order.gpus, share=order.share, timeout=PLAN_TIMEOUT_S, secrets=secrets
+    )
     return node.answer(future, PLAN_TIMEOUT_S + _AROUND_A_PLAN_S)
 
 
@@ -100,7 +103,8 @@ def submit(node: Node, order: Order) -> Job:
 
 def start(node: Node, launch: Launch) -> Job:
     """Launches. The id is made here, so that a repeated request starts nothing twice."""
-    return node.answer(node.link.launch(new_job_id(launch.verb), launch), _LAUNCH_S)
+    secrets = node.secrets_for(launch.verb, launch.spec)
+    return node.answer(node.link.launch(new_job_id(launch.verb), launch, secrets=secrets), _LAUNCH_S)
 
 
 def finish(
@@ -109,8 +113,12 @@ def finish(
     args: argparse.Namespace,
     stream: IO[str] | None = None,
     show: Callable[[Mapping[str, Any]], None] | None = None,
+    outcome: Callable[[Job], Exit] = of_job,
 ) -> Exit:
-    """Tells of a started job and, where that was asked for, waits for its end; `show` then shows a person its result."""
+    """Tells of a started job and, where that was asked for, waits for its end; `show` then shows a person its result.
+
+    outcome: the exit code of a job that has ended.
+    """
     if not args.wait:
         if args.json:
             print_json(
@@ -126,7 +134,7 @@ def finish(
     job = wait_or_detach(node, job, args, stream)
     document = verdict(node, job)
     if args.json:
-        print_json({**document, "exit_code": int(of_job(job))})
+        print_json({**document, "exit_code": int(outcome(job))})
     else:
         print(job.id, flush=True)
         if show is not None and job.result is not None:
@@ -134,7 +142,7 @@ def finish(
     if "error" in document:
         remedy = f": {document['remedy']}" if document["remedy"] else ""
         complain(f"{node.host}: {document['error']}{remedy} (job {job.id}, {job.state})")
-    return of_job(job)
+    return outcome(job)
 
 
 def wait_or_detach(node: Node, job: Job, args: argparse.Namespace, stream: IO[str] | None = None) -> Job:

@@ -17,7 +17,7 @@ import pytest
 import backends.demo
 from backends.events import EventLog
 from backends.prepare import prepare
-from backends.spec import FAMILIES, ExtractSpec, PrepareSpec
+from backends.spec import ExtractSpec, PrepareSpec
 
 DATA = Path(backends.demo.__file__).parent / "data"
 
@@ -53,15 +53,25 @@ def texts(conversation_files: tuple[str, str]) -> list[str]:
     return [turn.get("content") or turn["value"] for line in lines for turn in json.loads(line)["conversations"]]
 
 
+class Models(dict[str, Path]):
+    """Model folders by family, each built when it is first asked for: 8 blocks, hidden 64, float32."""
+
+    def __init__(self, root: Path, texts: list[str]) -> None:
+        super().__init__()
+        self._root = root
+        self._texts = texts
+
+    def __missing__(self, family: str) -> Path:
+        from backends.demo.model import build_model
+
+        build_model(self._root / family, self._texts, family=family)
+        self[family] = self._root / family
+        return self[family]
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> dict[str, Path]:
-    """A model folder for each family: 8 blocks, hidden 64, float32."""
-    from backends.demo.model import build_model
-
-    root = tmp_path_factory.mktemp("models")
-    for family in FAMILIES:
-        build_model(root / family, texts, family=family)
-    return {family: root / family for family in FAMILIES}
+    return Models(tmp_path_factory.mktemp("models"), texts)
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,8 @@ def wanted_by(spec: Spec) -> tuple[HubName, str | None] | None:
     """The model that a spec names on the hub, and the commit that an earlier run of it went by. Raises SpecError."""
     if isinstance(spec, VerifySpec) and spec.model is None:
         header = _header(Path(spec.output)) if spec.recompute else {}
-        if "model_hub" not in header or (Path(str(header.get("model"))) / "config.json").is_file():
+        # Of a model that is planned and not downloaded the config is there.
+        if "model_hub" not in header or _looks_whole(Path(str(header.get("model"))), weights=True):
             return None
         name = model_name(f"{header['model_hub']}@{header.get('model_commit')}")
         return None if name is None else (name, name.commit)
@@ -161,10 +162,15 @@ def _wanted(name: HubName, sizes: dict[str, int], weights: bool) -> dict[str, in
     return model_files(name, sizes, weights=weights) if name.kind == "model" else dataset_files(name, sizes)
 
 
-def _repository(name: HubName) -> Path:
+def cache() -> Path:
+    """Where the hub's files are on this machine."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser() / f"{name.kind}s--{name.name.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def _repository(name: HubName) -> Path:
+    return cache() / f"{name.kind}s--{name.name.replace('/', '--')}"
 
 
 def _folder(name: HubName, commit: str) -> Path:
@@ -292,7 +298,7 @@ def check_room(folder: Path, need: int, floor: int, what: str) -> None:
     free = free_bytes(folder)
     if free - need < floor:
         raise JobError(
-            f"{need:,} bytes of {what} are to be downloaded, and the disk of {existing(folder)} has room for"
+            f"{need:,} bytes of {what} are to be downloaded, and the disk of the hub's cache {cache()} has room for"
             f" {max(free - floor, 0):,} above the floor of {floor:,}",
             "free some space, or set HF_HOME to a folder on another disk",
         )

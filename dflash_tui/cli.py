@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from backends.spec import SpecError
-from dflash_tui import __version__, config
-from dflash_tui.commands import demo, doctor, jobs, launch, logs, plan, prepare, setup, status, stop, verify
+from dflash_tui import __version__, config, hftoken
+from dflash_tui.commands import demo, doctor, jobs, launch, logs, parity, plan, prepare, setup, status, stop, verify
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.outcome import EXIT_CODES_HELP, CommandError, Exit, of_link_error
 from dflash_tui.commands.output import report
@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "logs": (logs.HELP, logs.add_arguments, logs.run),
     "prepare": (prepare.HELP, prepare.add_arguments, prepare.run),
     "verify": (verify.HELP, verify.add_arguments, verify.run),
+    "parity": (parity.HELP, parity.add_arguments, parity.run),
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "setup": (setup.HELP, setup.add_arguments, setup.run),
     "demo": (demo.HELP, demo.add_arguments, demo.run),
@@ -97,6 +98,14 @@ def _add_common(parser: argparse.ArgumentParser, *, before: bool) -> None:
     common.add_argument(
         "--python", default=absent, metavar="PATH", help="the worker Python on the node, the one that has torch"
     )
+    common.add_argument(
+        "--hf-token-file",
+        type=Path,
+        default=absent,
+        metavar="FILE",
+        help="token for models and datasets named on the hub (default: HF_TOKEN, else that of `hf auth login`)",
+    )
+    common.add_argument("--ask-hf-token", action="store_true", default=off, help="ask for that token on the terminal")
     common.add_argument("--read-only", action="store_true", default=off, help="launch, stop and write nothing")
     common.add_argument("--theme", default=absent, metavar="NAME", help="theme of the console")
     common.add_argument("--json", action="store_true", default=off, help="one JSON document on stdout")
@@ -117,6 +126,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         theme=args.theme or settings.theme,
         read_only=args.read_only or settings.read_only,
         accept_new_host_key=args.accept_new_host_key,
+        hf_token=hftoken.given(args.hf_token_file, args.ask_hf_token),
     )
 
 

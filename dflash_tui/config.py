@@ -41,6 +41,7 @@ class Settings:
     python: worker Python by host, `EVERY_HOST` for those not named; ask `python_for`.
     refresh: seconds between two drawings of the metrics.
     screen: the screen that the console opens on.
+    hf_token: the hub's token where an option names one; it is never shown: see `hftoken`.
     """
 
     hosts: tuple[str, ...] = ()
@@ -51,6 +52,7 @@ class Settings:
     refresh: float = 1.0
     accept_new_host_key: bool = False
     screen: str = "fleet"
+    hf_token: str = field(default="", repr=False)
 
     def python_for(self, host: str) -> str | None:
         """The worker Python of a host; None leaves it to the node's own `python3`."""

@@ -24,8 +24,7 @@ def plan(spec: Spec) -> dict[str, Any]:
     try:
         spec, inputs, pending = looked_up(spec)
         if isinstance(spec, ExtractSpec):
-            answer = plan_extract(spec, pending).answer()
-            return {**answer, "warnings": [*pending.warnings, *answer["warnings"]], **pending.facts()}
+            return pending.over(plan_extract(spec, pending).answer())
         if isinstance(spec, PrepareSpec):
             facts, warnings = plan_prepare(spec, inputs, pending)
         elif isinstance(spec, VerifySpec):
@@ -39,5 +38,4 @@ def plan(spec: Spec) -> dict[str, Any]:
         return refusal(error.message, error.remedy)
     except SpecError as error:
         return refusal(str(error), "")
-    facts |= pending.facts()
-    return {"ok": True, "error": None, "remedy": None, "warnings": [*pending.warnings, *warnings], **facts}
+    return pending.over({"ok": True, "error": None, "remedy": None, "warnings": warnings, **facts})

@@ -8,6 +8,7 @@ from typing import Any
 
 from backends import hub
 from backends.environment import require_packages
+from backends.errors import JobError
 from backends.hubname import HubName, dataset_name, uses_hub
 from backends.spec import ExtractSpec, PrepareSpec, Spec
 
@@ -34,6 +35,7 @@ class Pending:
     folder: Path | None = None
     found: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    problem: JobError | None = None
 
     def add(self, snapshot: hub.Snapshot) -> None:
         missing = snapshot.missing()
@@ -51,6 +53,13 @@ class Pending:
         same = hub.existing(self.folder).stat().st_dev == hub.existing(folder).stat().st_dev
         return self.bytes if same else 0
 
+    def over(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """A plan's answer with what is known of the download."""
+        answer = {**answer, "warnings": [*self.warnings, *answer["warnings"]], **self.facts()}
+        if self.problem is not None:
+            answer |= {"ok": False, "error": self.problem.message, "remedy": self.problem.remedy}
+        return answer
+
     def facts(self) -> dict[str, Any]:
         """The fields that a plan's answer has more; {} where the spec names nothing on a hub."""
         if self.folder is None:
@@ -66,7 +75,7 @@ class Pending:
 def looked_up(spec: Spec) -> tuple[Spec, tuple[str, ...], Pending]:
     """The spec with folders in the place of names, the inputs of a prepare that are here already, and what is not.
 
-    Raises JobError (also where the disk has no room for the download) and SpecError.
+    Raises JobError and SpecError. A disk without room for the download is the `problem` of what is pending.
     """
     pending = Pending()
     inputs = spec.inputs if isinstance(spec, PrepareSpec) else ()
@@ -99,7 +108,12 @@ def looked_up(spec: Spec) -> tuple[Spec, tuple[str, ...], Pending]:
         pending.inputs += len(missing)
         pending.input_bytes += sum(missing.values())
     if pending.folder is not None and pending.bytes:
-        hub.check_room(pending.folder, pending.bytes, floor, ", ".join(pending.found))
+        try:
+            hub.check_room(
+                pending.folder, pending.bytes, floor, ", ".join(name.split("@")[0] for name in pending.found)
+            )
+        except JobError as error:
+            pending.problem = error
     return spec, tuple(here), pending
 
 

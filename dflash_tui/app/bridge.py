@@ -26,7 +26,7 @@ class NodeLinkLike(Protocol):
     def retry(self) -> None:
         """Connects now, instead of after the wait or never."""
 
-    def launch(self, job_id: str, launch: Launch) -> Future[Job]: ...
+    def launch(self, job_id: str, launch: Launch, *, secrets: Mapping[str, str] = ...) -> Future[Job]: ...
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]: ...
 
@@ -39,6 +39,7 @@ class NodeLinkLike(Protocol):
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
+        secrets: Mapping[str, str] = ...,
     ) -> Future[Mapping[str, Any]]: ...
 
     def doctor(self, *, write: bool = True) -> Future[Checkup]: ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends.hubname import SCHEME, dataset_name, model_name
 from backends.spec import SPECS, SpecError
 from dflash_tui.config import LOCAL
 from dflash_tui.node.protocol import Launch
@@ -20,7 +21,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("model", "inputs", "output", "max_tokens", "limit"),
     "verify": ("output", "recompute", "model", "dataset", "device"),
 }
-PATHS = ("model", "dataset", "output")
+PATHS = ("dataset", "output")
 NUMBERS = ("first", "last", "max_tokens", "limit", "recompute")
 WITH_GPUS = ("extract", "verify")
 
@@ -53,10 +54,13 @@ def make_order(
             continue
         if name in NUMBERS:
             data[name] = _whole(verb, name, text)
+        elif name == "model":
+            data[name] = _model(verb, text, host)
         elif name in PATHS:
             data[name] = _path(verb, name, text, host)
         elif name == "inputs":
-            data[name] = tuple(_path(verb, name, part, host) for part in _parts(verb, name, text))
+            parts = _parts(verb, name, text)
+            data[name] = tuple(part if dataset_name(part) else _path(verb, name, part, host) for part in parts)
         elif name == "layers":
             data[name] = _layers(verb, text)
         else:
@@ -72,6 +76,13 @@ def _whole(verb: str, name: str, text: str) -> int:
         return int(text.replace(",", "").replace("_", ""))
     except ValueError:
         raise SpecError(f"{verb}: {name} must be a whole number, not {text!r}") from None
+
+
+def _model(verb: str, text: str, host: str) -> str:
+    """A folder, or a name on the hub; on this machine a folder that is there wins."""
+    if model_name(text) is None or (host == LOCAL and not text.startswith(SCHEME) and Path(text).exists()):
+        return _path(verb, "model", text, host)
+    return text
 
 
 def _path(verb: str, name: str, text: str, host: str) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from backends.hubname import SCHEME, dataset_name, model_name
 from dflash_tui.commands.outcome import CommandError, Exit, of_link_error
+from dflash_tui.commands.output import note
 from dflash_tui.config import LOCAL, Settings
 from dflash_tui.fleet.facts import AgentGreeted, Fact, Job, LinkChanged, LinkState, Metrics, MetricsArrived
+from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, LinkOptions, NodeLink, parse_target
 
 CONNECT_TIMEOUT_S = 60.0  # of the whole of it, bundle and all
@@ -27,6 +30,8 @@ class Node:
 
     def __init__(self, host: str, settings: Settings) -> None:
         self.host = host
+        self._settings = settings
+        self._told_of_token = False
         self.facts: queue.SimpleQueue[Fact] = queue.SimpleQueue()
         self.link = make_link(host, settings, self.facts)
         self.greeting: AgentGreeted | None = None
@@ -49,6 +54,16 @@ class Node:
             raise CommandError(
                 Exit.UNREACHABLE, message, "see whether the node is overloaded, then try again", self.host
             ) from None
+
+    def secrets_for(self, verb: str, spec: Mapping[str, Any]) -> dict[str, str]:
+        """What goes with a plan or a launch; said once where it goes to another machine unasked. Raises ConfigError."""
+        found = secrets_for(verb, spec, self._settings)
+        if found and not self._settings.hf_token and self.host != LOCAL and not self._told_of_token:
+            self._told_of_token = True
+            note(
+                f"your Hugging Face token goes to {self.host} for this job (HF_HUB_DISABLE_IMPLICIT_TOKEN=1 keeps it here)"
+            )
+        return found
 
     def forget_facts(self) -> None:
         """Drops what has arrived so far."""
@@ -148,6 +163,19 @@ def find_job(nodes: Sequence[Node], text: str) -> tuple[Node, Job]:
         raise failures[0]
     hosts = ", ".join(node.host for node in nodes)
     raise CommandError(Exit.NOT_FOUND, f"no job {text!r} on {hosts}", "`dflash-tui jobs` lists them")
+
+
+def model_on(host: str, text: str) -> str:
+    """A model as the node must see it: a name on the hub as it is, a path as `path_on`. Raises CommandError, SpecError."""
+    name = model_name(text)
+    if name is None or (host == LOCAL and not text.startswith(SCHEME) and Path(text).exists()):
+        return path_on(host, text)
+    return text
+
+
+def input_on(host: str, text: str) -> str:
+    """An input of `prepare` as the node must see it: a dataset on the hub as it is. Raises CommandError, SpecError."""
+    return text if dataset_name(text) is not None else path_on(host, text)
 
 
 def path_on(host: str, text: str) -> str:

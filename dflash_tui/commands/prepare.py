@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from backends.spec import PrepareSpec
-from dflash_tui.commands.nodes import one_node, path_on, the_host
+from dflash_tui.commands.nodes import input_on, model_on, one_node, path_on, the_host
 from dflash_tui.commands.outcome import Exit
 from dflash_tui.commands.output import clean, console, note, table
 from dflash_tui.commands.submit import Order, add_wait_arguments, finish, refuse_read_only, submit
@@ -26,10 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="JSONL or Parquet files of conversations or tokenised rows, or folders of them, on the node",
+        help="JSONL or Parquet files of conversations or tokenised rows, or folders of them, on the node; or"
+        " hf://datasets/org/name[@revision], with :SPLIT or /PATH after it",
     )
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="folder whose tokenizer and chat template are used, on the node"
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="folder whose tokenizer and chat template are used, on the node, or a name on the hub: org/name[@revision]",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the dataset, on the node")
     parser.add_argument(
@@ -64,8 +68,8 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     refuse_read_only(settings, "prepare")
     host = the_host(settings)
     spec = PrepareSpec(
-        model=path_on(host, args.model),
-        inputs=tuple(path_on(host, name) for name in args.inputs),
+        model=model_on(host, args.model),
+        inputs=tuple(input_on(host, name) for name in args.inputs),
         output=path_on(host, args.output),
         max_tokens=args.max_tokens,
         limit=args.limit,

@@ -33,7 +33,7 @@ from dflash_tui.link.connection import Cancel, Connection
 from dflash_tui.link.errors import REFUSED_CODES, UNREACHABLE_CODES, LinkError
 from dflash_tui.link.follow import Tail, Tails, what_file
 from dflash_tui.link.local import LocalConnection
-from dflash_tui.link.requests import FilePosition, Reply, Requests, job_of, position_of, then
+from dflash_tui.link.requests import NOTHING, FilePosition, Reply, Requests, beside, job_of, position_of, then
 from dflash_tui.link.session import LOST_AFTER_S, STALE_AFTER_S, Session
 from dflash_tui.link.target import LinkOptions, Target
 from dflash_tui.node import protocol
@@ -154,9 +154,13 @@ class NodeLink:
     def list_jobs(self) -> Future[tuple[Job, ...]]:
         return then(self.request("list"), lambda reply: facts.jobs(reply.header.get("jobs")))
 
-    def launch(self, job_id: str, launch: Launch) -> Future[Job]:
-        """Starts a job. The same id again starts nothing anew: what was lost on the way may be sent again."""
-        return then(self.request("launch", timeout=_AGENT_LAUNCHES_S, job=job_id, launch=launch._asdict()), job_of)
+    def launch(self, job_id: str, launch: Launch, *, secrets: Mapping[str, str] = NOTHING) -> Future[Job]:
+        """Starts a job. The same id again starts nothing anew: what was lost on the way may be sent again.
+
+        secrets: {"HF_TOKEN": …} for the runner; the node keeps it in memory alone.
+        """
+        fields = {"job": job_id, "launch": launch._asdict(), **beside(secrets)}
+        return then(self.request("launch", timeout=_AGENT_LAUNCHES_S, **fields), job_of)
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]:
         """Asks a job to end; an orphaned one is answered after its strays are gone."""
@@ -174,8 +178,9 @@ class NodeLink:
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120.0,
+        secrets: Mapping[str, str] = NOTHING,
     ) -> Future[Mapping[str, Any]]:
-        """What `backends plan` says on the node about `spec` (the JSON object of `verb`'s spec)."""
+        """What `backends plan` says on the node about `spec` (the JSON object of `verb`'s spec); `secrets` as for a launch."""
         asked = self.request(
             "plan",
             timeout=timeout + _AGENT_PREPARES_S,
@@ -184,6 +189,7 @@ class NodeLink:
             gpus=list(gpus),
             share=share,
             timeout_s=timeout,
+            **beside(secrets),
         )
         return then(asked, lambda reply: facts.clean_tree(reply.header.get("plan") or {}))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from dflash_tui.fleet.facts import Job
@@ -17,6 +18,7 @@ from dflash_tui.link.facts import clean
 from dflash_tui.node import protocol
 
 _T = TypeVar("_T")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +144,8 @@ def job_of(reply: Reply) -> Job:
 def position_of(reply: Reply) -> FilePosition:
     names = ("dev", "ino", "offset", "size", "gap")
     return FilePosition(*(facts.whole(reply.header.get(name)) or 0 for name in names))
+
+
+def beside(secrets: Mapping[str, str]) -> dict[str, Any]:
+    """The field of a request that carries secrets; none where there are none, for an agent may be older than that."""
+    return {"secrets": dict(secrets)} if secrets else {}

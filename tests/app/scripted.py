@@ -35,7 +35,7 @@ from dflash_tui.fleet.facts import (
     Progress,
 )
 from dflash_tui.link import LinkError
-from dflash_tui.link.requests import FilePosition
+from dflash_tui.link.requests import NOTHING, FilePosition
 from dflash_tui.node.protocol import Launch
 
 PLANNED: Mapping[str, Any] = {
@@ -85,6 +85,7 @@ class ScriptedLink:
     doctor_answer: Checkup | Exception | Future[Checkup] | None = None
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    secrets: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
     closed: bool = False
     emit: Callable[[Fact], None] = field(default=lambda fact: None)
@@ -118,10 +119,13 @@ class ScriptedLink:
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
+        secrets: Mapping[str, str] = NOTHING,
     ) -> Future[Mapping[str, Any]]:
+        self.secrets.append(dict(secrets))
         return self._answer("plan", self.plan_answer, verb=verb, spec=dict(spec), python=python, gpus=tuple(gpus))
 
-    def launch(self, job_id: str, launch: Launch) -> Future[Job]:
+    def launch(self, job_id: str, launch: Launch, *, secrets: Mapping[str, str] = NOTHING) -> Future[Job]:
+        self.secrets.append(dict(secrets))
         answer = self.launch_answer
         if answer is None:
             answer = Job(job_id, launch.name, launch.verb, JobState.STARTING, NOW)

@@ -23,13 +23,19 @@ _FILE = re.compile(r"/(?P<datasets>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<
 
 @dataclass
 class Repository:
-    """files: path -> bytes. gated: files need a token of `may_read`. private: all of it does."""
+    """files: path -> bytes. gated: files need a token of `may_read`. private: all of it does. history: commits before."""
 
     kind: str
     files: dict[str, bytes]
     gated: bool = False
     private: bool = False
-    branches: dict[str, str] = field(default_factory=dict)
+    history: list[Repository] = field(default_factory=list)
+
+    def at(self, revision: str) -> Repository | None:
+        """The repository as it was at a commit; None where it has none of that name."""
+        if revision in ("main", self.commit):
+            return self
+        return next((one for one in self.history if one.commit == revision), None)
 
     @property
     def commit(self) -> str:
@@ -160,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None:
             return
         revision = (api["rest"] or "main").strip("/")
-        if not self._known(repository, revision):
+        repository = repository.at(revision)
+        if repository is None:
             self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return
         if api["what"] == "tree":
@@ -175,9 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
         info = {"id": api["name"], "sha": repository.commit, "siblings": siblings, "tags": [], "private": False}
         self._json(200, info | {"gated": "manual" if repository.gated else False, "downloads": 0, "likes": 0})
 
-    def _known(self, repository: Repository, revision: str) -> bool:
-        return revision in ("main", repository.commit, *repository.branches)
-
     def _file(self, file: re.Match[str], token: str) -> None:
         repository = self._find("datasets" if file["datasets"] else "models", file["name"], token)
         if repository is None:
@@ -185,7 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository.gated and token not in self.hub.may_read:
             self._refuse(403 if token else 401, "GatedRepo", "Access to this repository is restricted")
             return
-        if not self._known(repository, file["revision"]):
+        repository = repository.at(file["revision"])
+        if repository is None:
             self._refuse(404, "RevisionNotFound", "Invalid rev id")
             return
         path = file["path"]

@@ -21,8 +21,10 @@ from dflash_tui.app.widgets.job_detail import job_detail
 from dflash_tui.app.widgets.jobs_table import JobRow, JobsTable, heading
 from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import RowsView
+from dflash_tui.config import ConfigError
 from dflash_tui.fleet.facts import Job, JobState
 from dflash_tui.fleet.state import Fleet, NodeView
+from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, new_job_id
 from dflash_tui.node.protocol import Launch
 
@@ -246,13 +248,21 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             if not await self.app.push_screen_wait(ConfirmScreen(question, text, "Start it")):
                 return
             self._say(f"{node.host}: planning {job.name or job.id} again")
-            asked = link.plan(launch.verb, launch.spec, python=launch.python, gpus=launch.gpus, share=launch.share)
+            secrets = secrets_for(launch.verb, launch.spec, self.console.settings)
+            asked = link.plan(
+                launch.verb,
+                launch.spec,
+                python=launch.python,
+                gpus=launch.gpus,
+                share=launch.share,
+                secrets=secrets,
+            )
             plan = await asyncio.wrap_future(asked)
             if not plan.get("ok"):
                 self._say(f"{node.host}: {plan.get('error')}: {plan.get('remedy') or 'see its log'}", "error")
                 return
-            started = await asyncio.wrap_future(link.launch(new_job_id(launch.verb), launch))
-        except LinkError as error:
+            started = await asyncio.wrap_future(link.launch(new_job_id(launch.verb), launch, secrets=secrets))
+        except (ConfigError, LinkError) as error:
             self._say(f"{node.host}: {error}", "error")
             return
         self.console.job_started(node.host, started)

@@ -20,12 +20,14 @@ from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.gpu_choice import GpuChoice
 from dflash_tui.app.widgets.plan_view import plan_content, refusal_content
 from dflash_tui.app.widgets.put import put
+from dflash_tui.config import ConfigError
 from dflash_tui.fleet.state import Fleet
+from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, new_job_id
 
 # Label and hint of every text field, in the order of the form.
 TEXTS: Mapping[str, tuple[str, str]] = {
-    "model": ("model", "folder with config.json and weights, on the node"),
+    "model": ("model", "folder on the node, or org/name on the hub"),
     "dataset": ("dataset", "folder written by prepare"),
     "inputs": ("inputs", "JSONL files of conversations, blanks between them"),
     "output": ("output", "folder for what is written"),
@@ -222,8 +224,13 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         self._set_busy(True)
         link = self.console.link(order.host)
         try:
-            asked = link.plan(order.verb, order.spec, python=order.python, gpus=order.gpus, share=order.share)
+            secrets = secrets_for(order.verb, order.spec, self.console.settings)
+            asked = link.plan(
+                order.verb, order.spec, python=order.python, gpus=order.gpus, share=order.share, secrets=secrets
+            )
             plan: Mapping[str, Any] = await asyncio.wrap_future(asked)
+        except ConfigError as error:
+            self._answer(refusal_content(str(error)))
         except LinkError as error:
             self._answer(refusal_content(error.message, error.remedy))
         else:
@@ -244,8 +251,11 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
     async def _launch(self, order: Order) -> None:
         self._set_busy(True)
         try:
-            asked = self.console.link(order.host).launch(new_job_id(order.verb), order.launch)
+            secrets = secrets_for(order.verb, order.spec, self.console.settings)
+            asked = self.console.link(order.host).launch(new_job_id(order.verb), order.launch, secrets=secrets)
             job = await asyncio.wrap_future(asked)
+        except ConfigError as error:
+            self._answer(refusal_content(str(error)))
         except LinkError as error:
             self._planned = None
             self._answer(refusal_content(error.message, error.remedy))

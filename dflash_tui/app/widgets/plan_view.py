@@ -83,6 +83,13 @@ def _disk(plan: Mapping[str, Any]) -> str:
     return f"{fmt.size(plan['disk_free_bytes'])} free{room}"
 
 
+def _download(plan: Mapping[str, Any]) -> str:
+    free = plan.get("download_free_bytes")
+    room = f", {fmt.size(free)} free for it" if isinstance(free, int) and plan["download_bytes"] else ""
+    size = fmt.size(plan["download_bytes"]) if plan["download_bytes"] else "nothing, all of it is there"
+    return f"{size}{room} ({plain(plan['hub'])})"
+
+
 def _workers(plan: Mapping[str, Any]) -> str:
     memory = plan.get("memory_bytes_per_worker")
     each = f", {fmt.size(memory)} of memory each" if isinstance(memory, int) else ""
@@ -101,9 +108,20 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[Mapping[str, Any]], str]], .
     ("layer ids", ("layer_ids",), _layers),
     ("samples", ("samples",), _samples),
     ("bytes to write", ("bytes_total",), _bytes),
+    ("download", ("hub", "download_bytes"), _download),
     ("disk", ("disk_free_bytes",), _disk),
     ("workers", ("workers",), _workers),
     ("packing", ("packing",), lambda plan: plain(plan["packing"])),
     ("versions", ("versions",), _versions),
 )
-_ALSO = ("dtype", "already_done", "tokens", "bytes_per_token", "samples_that_fit", "device", "memory_bytes_per_worker")
+_ALSO = (
+    "dtype",
+    "already_done",
+    "tokens",
+    "bytes_per_token",
+    "samples_that_fit",
+    "device",
+    "memory_bytes_per_worker",
+    "download_files",
+    "download_free_bytes",
+)

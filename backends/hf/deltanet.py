@@ -89,7 +89,7 @@ class PackLayout:
 
 
 def packed_convolution(
-    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layout: PackLayout
+    layout: PackLayout, tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """The causal convolution of each channel by itself, in float32. tokens [T, C], weight [C, K], bias [C]; returns [T, C]."""
     tokens, taps = tokens.float(), weight.float().t().flip(0)
@@ -105,12 +105,12 @@ def packed_convolution(
 
 
 def packed_delta_rule(
+    layout: PackLayout,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor,
-    layout: PackLayout,
 ) -> torch.Tensor:
     """The gated delta rule of every sample from an empty state, in float32; all samples of a pack at the same time.
 
@@ -256,7 +256,7 @@ class PackedDeltaNets:
         """hidden_states [1, C, T], weight [C, K]. Called where Transformers calls its convolution."""
         tokens = hidden_states[0].t()
         layout = self._boundaries(pack_lengths, len(tokens), weight.shape[-1], tokens.device)
-        mixed = packed_convolution(tokens, weight, bias, layout)
+        mixed = packed_convolution(layout, tokens, weight, bias)
         if activation in ("silu", "swish"):
             mixed = functional.silu(mixed, inplace=True)
         elif activation is not None:
@@ -279,7 +279,7 @@ class PackedDeltaNets:
         # The convolution came first: its layout is there, whatever `taps` says.
         layout = self._boundaries(pack_lengths, query.shape[1], taps, query.device)
         if self._rule is None:
-            return packed_delta_rule(query[0], key[0], value[0], g[0], beta[0], layout).unsqueeze(0), None
+            return packed_delta_rule(layout, query[0], key[0], value[0], g[0], beta[0]).unsqueeze(0), None
         # Not in its kernel, which Triton tunes again for every 65,536 rows more.
         mixed, _state = self._rule(
             _normalised(query),

@@ -11,6 +11,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dflash_tui.fleet.gpu import Gpu as Gpu
+from dflash_tui.fleet.gpu import GpuEcc as GpuEcc
+from dflash_tui.fleet.gpu import GpuMig as GpuMig
+from dflash_tui.fleet.gpu import GpuNvLink as GpuNvLink
+from dflash_tui.fleet.gpu import GpuPcie as GpuPcie
+from dflash_tui.fleet.gpu import GpuProcess as GpuProcess
+from dflash_tui.fleet.gpu import GpuRemappedRows as GpuRemappedRows
+from dflash_tui.fleet.gpu import GpuRetiredPages as GpuRetiredPages
+from dflash_tui.fleet.gpu import GpuXid as GpuXid
+from dflash_tui.fleet.gpu import MigInstance as MigInstance
+
 
 class LinkState(StrEnum):
     CONNECTING = "connecting"
@@ -39,32 +50,6 @@ class JobState(StrEnum):
     @property
     def ended(self) -> bool:
         return self not in (JobState.STARTING, JobState.RUNNING, JobState.PAUSED, JobState.STOPPING)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    pid: int
-    memory_bytes: int | None = None
-    command: str | None = None
-    user: str | None = None
-    job: str | None = None  # the id of our job that it belongs to
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    uuid: str | None = None
-    name: str | None = None
-    utilisation_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    temperature_celsius: float | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    error: str | None = None  # why this card cannot be read ("GPU is lost")
 
 
 @dataclass(frozen=True, slots=True)

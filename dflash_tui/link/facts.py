@@ -6,16 +6,12 @@ wrote loses its control characters, so that no escape sequence of it reaches a t
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_tui.fleet.facts import (
     AgentGreeted,
     Disk,
-    Gpu,
-    GpuProcess,
     HostMetrics,
     Job,
     JobGpu,
@@ -25,51 +21,12 @@ from dflash_tui.fleet.facts import (
     Progress,
     Stray,
 )
-
-# Control characters, marks that turn the direction of writing, and halves of surrogate pairs.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_BLANK = re.compile("[\t\n\r\x0b\x0c\x85]+")
-
-
-def clean(value: object) -> str | None:
-    """Text fit for one line of a terminal, or None where `value` is no text."""
-    return _CONTROL.sub("", _BLANK.sub(" ", value)) if isinstance(value, str) else None
-
-
-def clean_tree(value: Any) -> Any:
-    """A JSON value with every text in it cleaned and every number finite."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [clean_tree(item) for item in value]
-    if isinstance(value, dict):
-        return {clean(str(name)): clean_tree(item) for name, item in value.items()}
-    return value
-
-
-def number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def whole(value: object) -> int | None:
-    found = number(value)
-    return None if found is None or found != int(found) else int(value)  # type: ignore[call-overload]
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+from dflash_tui.link import gpu_facts
+from dflash_tui.link.wire import clean as clean
+from dflash_tui.link.wire import clean_tree as clean_tree
+from dflash_tui.link.wire import items, mapping
+from dflash_tui.link.wire import number as number
+from dflash_tui.link.wire import whole as whole
 
 
 def greeted(host: str, hello: Mapping[str, Any], now: float) -> AgentGreeted:
@@ -90,14 +47,14 @@ def greeted(host: str, hello: Mapping[str, Any], now: float) -> AgentGreeted:
 
 def metrics(value: object, age: object = None, stale: object = None) -> Metrics | None:
     """One reading of a node's metrics, or None where it is none."""
-    fields = _mapping(value)
+    fields = mapping(value)
     time = number(fields.get("time"))
     if time is None:
         return None
     return Metrics(
         time=time,
-        host=_host_metrics(_mapping(fields.get("host"))),
-        gpus=tuple(_gpu(index, _mapping(gpu)) for index, gpu in enumerate(_list(fields.get("gpus")))),
+        host=_host_metrics(mapping(fields.get("host"))),
+        gpus=tuple(gpu_facts.gpu(index, mapping(gpu)) for index, gpu in enumerate(items(fields.get("gpus")))),
         gpu_source=clean(fields.get("gpu_source")) or "none",
         gpu_error=clean(fields.get("gpu_error")),
         age_s=number(age) or 0.0,
@@ -106,7 +63,7 @@ def metrics(value: object, age: object = None, stale: object = None) -> Metrics 
 
 
 def _host_metrics(fields: Mapping[str, Any]) -> HostMetrics:
-    disks = (_mapping(disk) for disk in _list(fields.get("disks")))
+    disks = (mapping(disk) for disk in items(fields.get("disks")))
     return HostMetrics(
         cpu_count=whole(fields.get("cpu_count")),
         cpu_percent=number(fields.get("cpu_percent")),
@@ -130,45 +87,14 @@ def _host_metrics(fields: Mapping[str, Any]) -> HostMetrics:
     )
 
 
-def _gpu(place: int, fields: Mapping[str, Any]) -> Gpu:
-    index = whole(fields.get("index"))
-    processes = fields.get("processes")
-    return Gpu(
-        index=place if index is None else index,
-        uuid=clean(fields.get("uuid")),
-        name=clean(fields.get("name")),
-        utilisation_percent=number(fields.get("utilisation_percent")),
-        memory_used_bytes=whole(fields.get("memory_used_bytes")),
-        memory_total_bytes=whole(fields.get("memory_total_bytes")),
-        power_watts=number(fields.get("power_watts")),
-        power_limit_watts=number(fields.get("power_limit_watts")),
-        temperature_celsius=number(fields.get("temperature_celsius")),
-        sm_clock_mhz=whole(fields.get("sm_clock_mhz")),
-        memory_clock_mhz=whole(fields.get("memory_clock_mhz")),
-        processes=tuple(_gpu_processes(processes)) if isinstance(processes, list) else None,
-        error=clean(fields.get("error")),
-    )
-
-
-def _gpu_processes(values: list[Any]) -> list[GpuProcess]:
-    found = []
-    for fields in map(_mapping, values):
-        pid = whole(fields.get("pid"))
-        if pid is not None:
-            memory = whole(fields.get("memory_bytes"))
-            command, user, job = (clean(fields.get(name)) for name in ("command", "user", "job"))
-            found.append(GpuProcess(pid, memory, command, user, job))
-    return found
-
-
 def jobs(values: object) -> tuple[Job, ...]:
     """The job records that can be read; others are passed over."""
-    return tuple(found for value in _list(values) if (found := job(value)) is not None)
+    return tuple(found for value in items(values) if (found := job(value)) is not None)
 
 
 def job(value: object) -> Job | None:
     """A job record (`node/protocol.py`), or None where it has no id or a state that we do not know."""
-    fields = _mapping(value)
+    fields = mapping(value)
     name = clean(fields.get("job"))
     try:
         state = JobState(fields.get("state"))  # type: ignore[arg-type]
@@ -176,7 +102,7 @@ def job(value: object) -> Job | None:
         return None
     if not name:
         return None
-    ended = _mapping(fields.get("exit"))
+    ended = mapping(fields.get("exit"))
     result, last_event = fields.get("result"), fields.get("last_event")
     return Job(
         id=name,
@@ -197,16 +123,16 @@ def job(value: object) -> Job | None:
         strays=tuple(_strays(fields.get("strays"))),
         result=clean_tree(result) if isinstance(result, dict) else None,
         last_event=clean_tree(last_event) if isinstance(last_event, dict) else None,
-        supervisor_pid=whole(_mapping(fields.get("supervisor")).get("pid")),
-        runner_pid=whole(_mapping(fields.get("runner")).get("pid")),
-        stop_requested=number(_mapping(fields.get("stop")).get("requested")),
+        supervisor_pid=whole(mapping(fields.get("supervisor")).get("pid")),
+        runner_pid=whole(mapping(fields.get("runner")).get("pid")),
+        stop_requested=number(mapping(fields.get("stop")).get("requested")),
         gpu_memory=tuple(_gpu_memory(fields.get("gpu_memory"))),
     )
 
 
 def _job_gpus(value: object) -> list[JobGpu]:
     found = []
-    for fields in map(_mapping, _list(value)):
+    for fields in map(mapping, items(value)):
         uuid = clean(fields.get("uuid"))
         if uuid:
             name, baseline = clean(fields.get("name")), whole(fields.get("baseline_bytes"))
@@ -216,12 +142,12 @@ def _job_gpus(value: object) -> list[JobGpu]:
 
 def _gpu_memory(value: object) -> list[JobGpuMemory]:
     found = []
-    for fields in map(_mapping, _list(value)):
+    for fields in map(mapping, items(value)):
         uuid, freed = clean(fields.get("uuid")), fields.get("freed")
         if uuid:
             holders = [
-                {**_mapping(holder), "memory_bytes": _mapping(holder).get("bytes")}
-                for holder in _list(fields.get("holders"))
+                {**mapping(holder), "memory_bytes": mapping(holder).get("bytes")}
+                for holder in items(fields.get("holders"))
             ]
             found.append(
                 JobGpuMemory(
@@ -230,7 +156,7 @@ def _gpu_memory(value: object) -> list[JobGpuMemory]:
                     used_bytes=whole(fields.get("used_bytes")),
                     baseline_bytes=whole(fields.get("baseline_bytes")),
                     freed=freed if isinstance(freed, bool) else None,
-                    holders=tuple(_gpu_processes(holders)),
+                    holders=tuple(gpu_facts.processes(holders)),
                     note=clean(fields.get("note")) or "",
                 )
             )
@@ -239,7 +165,7 @@ def _gpu_memory(value: object) -> list[JobGpuMemory]:
 
 def _strays(value: object) -> list[Stray]:
     found = []
-    for fields in map(_mapping, _list(value)):
+    for fields in map(mapping, items(value)):
         pid, ticks = whole(fields.get("pid")), whole(fields.get("ticks"))
         if pid is not None and ticks is not None:
             found.append(Stray(pid, ticks, clean(fields.get("command")) or "", whole(fields.get("gpu_bytes"))))

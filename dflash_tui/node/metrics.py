@@ -23,6 +23,7 @@ from dflash_tui.node.host import Host
 from dflash_tui.node.nvml import Nvml, NvmlUnavailable
 from dflash_tui.node.owners import Owners
 from dflash_tui.node.smi import Smi, SmiUnavailable
+from dflash_tui.node.xids import KernelLog
 
 INTERVAL_S = 1.0
 FIRST_WAIT_S = 3.0  # opening the driver takes seconds where nothing keeps it awake
@@ -50,7 +51,9 @@ class Gpus:
         smi: Optional[Smi] = None,
         owners: Optional[Owners] = None,
         clock: Callable[[], float] = time.monotonic,
+        kernel_log: Optional[KernelLog] = None,
     ) -> None:
+        self._kernel_log = kernel_log if kernel_log is not None else KernelLog()
         self._open_nvml = open_nvml
         self._smi = smi if smi is not None else Smi()
         self._owners = owners if owners is not None else Owners()
@@ -71,12 +74,14 @@ class Gpus:
             return self._without(str(error) if error.installed or error.hung else self._nvml_error)
         if cards is None:
             return self._without(self._nvml_error)
+        self._kernel_log.describe(cards)
         self._owners.describe(cards)
         self._last = Reading(cards, source, None, self._clock(), time.time())
         return self._last
 
     def close(self) -> None:
         self._smi.close()
+        self._kernel_log.close()
 
     def _read_nvml(self) -> Optional[List[Dict[str, Any]]]:
         try:

@@ -2,32 +2,16 @@
 
 `pynvml` is one pure-Python file of the bundle; the library behind it, `libnvidia-ml.so.1`, comes with the driver and may
 be missing. A field that a card cannot give is None. A card that is lost stays in the list, with `error`.
+Load is read each time; `nvmlhealth.py` reads what changes slowly, and `xids.py` hears what the driver reports by itself.
 """
 
 import os
+import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-Attempt = Tuple[Any, ...]
-
-# NVML's return codes, nvml.h.
-UNINITIALIZED = 1
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-NOT_FOUND = 6
-DRIVER_NOT_LOADED = 9
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
-RESET_REQUIRED = 16
-VERSION_MISMATCH = 25
-DEPRECATED = 26
-
-# Another entry point may know: the driver and pynvml are of different ages.
-OTHER_ENTRY_POINT = (INVALID_ARGUMENT, FUNCTION_NOT_FOUND, VERSION_MISMATCH, DEPRECATED)
-# The card has no such thing, or hides it: "not available" and no fault.
-NOT_AVAILABLE = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, *OTHER_ENTRY_POINT)
-CARD_GONE = (GPU_IS_LOST, RESET_REQUIRED)
+from dflash_tui.node.nvmlask import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Attempt, Questions
+from dflash_tui.node.nvmlhealth import RARE_S, Health
+from dflash_tui.node.xids import XidEvents
 
 # Where drivers put the library when the loader's own path does not have it: container mounts, WSL.
 LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib64-nvidia", "/usr/lib/wsl/lib")
@@ -70,14 +54,18 @@ def _load_library_from_odd_folders() -> None:
 class Nvml:
     """An open NVML. Raises NvmlUnavailable; `module` is `pynvml` or something that answers like it."""
 
-    def __init__(self, module: Any = None) -> None:
+    def __init__(self, module: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = module if module is not None else load()
+        self._clock = clock
+        self._cards: Dict[int, _Card] = {}
         self._known: Dict[int, Dict[str, Any]] = {}
+        self._turn = 0
         try:
             self._init()
         except self._nvml.NVMLError as error:
             installed = error.value not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
             raise NvmlUnavailable("NVML: %s" % error, installed) from error
+        self._xids = XidEvents(self._nvml)
 
     def _init(self) -> None:
         try:
@@ -89,6 +77,7 @@ class Nvml:
             self._nvml.nvmlInit()
 
     def close(self) -> None:
+        self._xids.close()
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
@@ -100,95 +89,129 @@ class Nvml:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
             raise NvmlUnavailable("NVML: %s" % error, True) from error
-        return [self._card(index) for index in range(count)]
+        self._turn = (self._turn + 1) % max(count, 1)
+        cards = [self._card(index) for index in range(count)]
+        self._xids.describe(cards)
+        return cards
 
     def _card(self, index: int) -> Dict[str, Any]:
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError as error:
             return blank_card(index, error=str(error), **self._known.get(index, {}))
-        card = _Questions(self._nvml, handle).card(index)
-        # A lost card no longer tells its name; it had one.
-        known = {key: card[key] for key in ("uuid", "name", "memory_total_bytes") if card[key] is not None}
-        self._known.setdefault(index, {}).update(known)
-        return dict(card, **self._known[index])
+        if index not in self._cards:
+            self._cards[index] = _Card(self._nvml, index, self._clock)
+        # What blocks for a while is asked of one card at a time.
+        card = self._cards[index].read(handle, self._turn == index)
+        self._xids.watch(index, handle)
+        for key in ("uuid", "name", "pci_bus_id", "memory_total_bytes"):
+            if card[key] is not None:
+                self._known.setdefault(index, {})[key] = card[key]
+        return dict(card, **self._known.get(index, {}))
 
 
 def blank_card(index: int, error: Optional[str] = None, **known: Any) -> Dict[str, Any]:
     """A card of which nothing is known but `known`: the fields of `fleet.facts.Gpu`."""
-    card: Dict[str, Any] = {
-        "index": index,
-        "uuid": None,
-        "name": None,
-        "utilisation_percent": None,
-        "memory_used_bytes": None,
-        "memory_total_bytes": None,
-        "power_watts": None,
-        "power_limit_watts": None,
-        "temperature_celsius": None,
-        "sm_clock_mhz": None,
-        "memory_clock_mhz": None,
-        "processes": None,
-        "error": error,
-    }
+    card: Dict[str, Any] = dict.fromkeys(CARD_FIELDS)
+    card.update(index=index, error=error, faults=[])
     card.update(known)
     return card
 
 
-class _Questions:
-    """The questions to one card. The first fault is kept; a card that is gone is asked no further."""
+CARD_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "pci_bus_id",
+    "utilisation_percent",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "power_watts",
+    "power_limit_watts",
+    "power_limit_default_watts",
+    "power_limit_max_watts",
+    "energy_joules",
+    "temperature_celsius",
+    "temperature_slowdown_celsius",
+    "temperature_shutdown_celsius",
+    "memory_temperature_celsius",
+    "temperature_memory_max_celsius",
+    "fan_percent",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "clock_reasons",
+    "performance_state",
+    "persistence",
+    "compute_mode",
+    "ecc",
+    "remapped_rows",
+    "retired_pages",
+    "pcie",
+    "nvlink",
+    "mig",
+    "xid",
+    "xid_source",
+    "processes",
+    "faults",
+    "error",
+)
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+
+class _Card:
+    """One card from reading to reading."""
+
+    def __init__(self, nvml: Any, index: int, clock: Callable[[], float]) -> None:
         self._nvml = nvml
-        self._handle = handle
-        self._gone = False
-        self.error: Optional[str] = None
+        self._index = index
+        self._clock = clock
+        self._ask = Questions(nvml, clock)
+        self._health = Health(self._ask, index, clock)
+        self._known: Dict[str, Any] = {"uuid": None}
+        self._identity_due = clock()
 
-    def ask(self, what: str, *attempts: Attempt) -> Any:
-        """The answer of the first entry point that this driver has, or None."""
-        for name, *arguments in attempts:
-            function: Optional[Callable[..., Any]] = getattr(self._nvml, name, None)
-            if function is None or self._gone:
-                continue
-            try:
-                return function(self._handle, *arguments)
-            except self._nvml.NVMLError as error:
-                if error.value in OTHER_ENTRY_POINT:
-                    continue
-                self._note(what, error)
-                return None
-            except getattr(self._nvml, "NVMLLibraryMismatchError", ()):
-                continue  # what pynvml says instead of "function not found"
-        return None
+    def _identity(self) -> Dict[str, Any]:
+        """What a card is; asked again once a minute, and until it is known."""
+        now = self._clock()
+        if now >= self._identity_due or not all(self._known.values()):
+            uuid = self._ask.ask("uuid", ("nvmlDeviceGetUUID",))
+            name = self._ask.ask("name", ("nvmlDeviceGetName",))
+            bus = self._ask.ask("bus id", ("nvmlDeviceGetPciInfo_v3",), ("nvmlDeviceGetPciInfo",))
+            self._known = {
+                "uuid": _text(uuid),
+                "name": _text(name),
+                "pci_bus_id": None if bus is None else (_text(bus.busId) or "").lower() or None,
+            }
+            self._identity_due = now + RARE_S
+        return self._known
 
-    def _note(self, what: str, error: Any) -> None:
-        if error.value in CARD_GONE:
-            self._gone = True
-            self.error = str(error)
-        elif error.value not in NOT_AVAILABLE and self.error is None:
-            self.error = "%s: %s" % (what, error)
-
-    def card(self, index: int) -> Dict[str, Any]:
+    def read(self, handle: Any, pcie_turn: bool) -> Dict[str, Any]:
+        """Its fields now. At `pcie_turn` it is also asked for its PCIe traffic, which blocks 40 ms."""
         nvml = self._nvml
-        card = blank_card(index)
-        card["uuid"] = _text(self.ask("uuid", ("nvmlDeviceGetUUID",)))
-        card["name"] = _text(self.ask("name", ("nvmlDeviceGetName",)))
-        rates = self.ask("utilisation", ("nvmlDeviceGetUtilizationRates",))
+        self._ask.begin(handle)
+        card = blank_card(self._index, **self._identity())
+        rates = self._ask.ask("utilisation", ("nvmlDeviceGetUtilizationRates",))
         card["utilisation_percent"] = None if rates is None else float(rates.gpu)
-        memory = self.ask("memory", *self._memory_attempts())
+        memory = self._ask.ask("memory", *self._memory_attempts())
         if memory is not None:
             card["memory_used_bytes"] = int(memory.used)
             card["memory_total_bytes"] = int(memory.total)
-        card["power_watts"] = _watts(self.ask("power", ("nvmlDeviceGetPowerUsage",)))
-        limit = self.ask("power limit", ("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",))
+        card["power_watts"] = _watts(self._ask.ask("power", ("nvmlDeviceGetPowerUsage",)))
+        limit = self._ask.ask(
+            "power limit", ("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",)
+        )
         card["power_limit_watts"] = _watts(limit)
         sensor = nvml.NVML_TEMPERATURE_GPU
-        heat = self.ask("temperature", ("nvmlDeviceGetTemperature", sensor), ("nvmlDeviceGetTemperatureV", sensor))
+        heat = self._ask.ask("temperature", ("nvmlDeviceGetTemperature", sensor), ("nvmlDeviceGetTemperatureV", sensor))
         card["temperature_celsius"] = None if heat is None else float(heat)
-        card["sm_clock_mhz"] = self.ask("SM clock", ("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM))
-        card["memory_clock_mhz"] = self.ask("memory clock", ("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM))
+        card["sm_clock_mhz"] = self._ask.ask("SM clock", ("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM))
+        card["memory_clock_mhz"] = self._ask.ask("memory clock", ("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM))
         card["processes"] = self._processes()
-        card["error"] = self.error
+        if self._ask.gone:
+            self._health = Health(self._ask, self._index, self._clock)  # what was true of it is not any more
+        else:
+            self._ask.lenient()
+            self._health.fill(card, pcie_turn)
+        card["error"] = self._ask.error
         return card
 
     def _memory_attempts(self) -> List[Attempt]:
@@ -205,7 +228,7 @@ class _Questions:
         answered = False
         for kind in ("Compute", "Graphics"):
             name = "nvmlDeviceGet%sRunningProcesses" % kind
-            found = self.ask("processes", (name + "_v3",), (name + "_v2",), (name,))
+            found = self._ask.ask("processes", (name + "_v3",), (name + "_v2",), (name,))
             if found is None:
                 continue
             answered = True

@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from dflash_tui.node import smihealth
 from dflash_tui.node.nvml import blank_card
 
 TIME_LIMIT_S = 5.0
@@ -33,6 +34,7 @@ GPU_FIELDS = (
     "clocks.mem",
 )
 GPU_QUERY = ("--query-gpu=" + ",".join(GPU_FIELDS), FORMAT)
+HEALTH_S = 10.0  # what changes slowly is asked for less often
 PROCESS_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", FORMAT)
 # Not on every PATH of a login without a terminal.
 FOLDERS = ("/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/usr/lib/wsl/lib")
@@ -95,6 +97,7 @@ class Smi:
         program: Optional[str] = None,
         time_limit_s: float = TIME_LIMIT_S,
         buses: Callable[[], List[str]] = bus_ids,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._program = program
         self._time_limit_s = time_limit_s
@@ -102,6 +105,10 @@ class Smi:
         self._before = _ends_with_us()
         self._running: Optional["subprocess.Popen[bytes]"] = None
         self._known: Dict[int, Dict[str, Any]] = {}
+        self._clock = clock
+        self._query: Optional[smihealth.Query] = smihealth.Query()
+        self._health: Dict[int, Dict[str, Any]] = {}
+        self._health_due = clock()
 
     def read(self) -> List[Dict[str, Any]]:
         """Every card, in order. Raises SmiUnavailable."""
@@ -115,6 +122,11 @@ class Smi:
             cards += self._after_lost({card["index"] for card in cards}, buses)
         if any(card["uuid"] for card in cards):
             self._add_processes(cards)
+        if self._clock() >= self._health_due and self._read_health():
+            self._health_due = self._clock() + HEALTH_S
+        for card in cards:
+            if card["error"] is None:
+                card.update(self._health.get(card["index"], {}))
         return [self._remember(card) for card in sorted(cards, key=lambda card: int(card["index"]))]
 
     def _after_lost(self, heard: Set[int], buses: List[str]) -> List[Dict[str, Any]]:
@@ -140,6 +152,25 @@ class Smi:
         for card in cards:
             if card["uuid"] is not None:
                 card["processes"] = processes.get(card["uuid"], [])
+
+    def _read_health(self) -> bool:
+        """What cannot be had is None and costs the cards nothing else. False: a field was refused, so ask again soon."""
+        self._health = {}
+        if self._query is None:
+            return True
+        try:
+            answer = self._ask((self._query.argument, FORMAT))
+        except SmiUnavailable:
+            return True
+        rows = self._query.rows(answer.stdout)
+        if answer.exit == 0 or rows:
+            self._health = {int(row["index"]): smihealth.health(row) for row in rows}
+            return True
+        said = answer.stdout + answer.stderr
+        if smihealth.REFUSED.search(said) is None:
+            return True  # some other trouble, which may pass
+        self._query = self._query.without(said)
+        return False
 
     def _remember(self, card: Dict[str, Any]) -> Dict[str, Any]:
         known = {key: card[key] for key in ("uuid", "name", "memory_total_bytes") if card[key] is not None}

@@ -30,7 +30,7 @@ class Disguise:
 
     def kernel_line(self, text):
         """A line of the kernel's log; what a process there is called is nobody's business."""
-        return self.text(KERNEL_NAME.sub(r"\1python3", KERNEL_SERIAL.sub(r"\g<1>0", text)))
+        return KERNEL_NAME.sub(r"\1python3", KERNEL_SERIAL.sub(r"\g<1>0", text))
 
     def value(self, value):
         if isinstance(value, str):

@@ -4,7 +4,7 @@
 
 Needs `pynvml`, `nvidia-smi` and, for the busy phases, `torch` with CUDA; without one of them the rest is recorded. Takes
 under three minutes, needs no network and changes no setting. The file holds, idle and while a matmul runs, the raw answer
-of every call in `questions.py`, with the microseconds that it took; what the driver's counters show while bytes are copied
+of every call in `questions.py`, with the microseconds that it took and how many of them were ours; what the driver's counters show while bytes are copied
 to and from the card; the kernel's lines about the driver; and the readings that our own `metrics` process makes of all that.
 Serial numbers, UUIDs and bus ids are replaced by false ones, the same by the same; process ids are kept.
 
@@ -12,7 +12,7 @@ Shape: `{"recorded", "versions": {…}, "phases": {"idle": PHASE, "busy": PHASE 
 {…}, "notes": […]}`; PHASE = `{"nvml": {"calls": {CALL: ANSWER}, "devices": [{CALL: ANSWER, "links": [{CALL: ANSWER}],
 "fields": {"ID:SCOPE": ANSWER}}], "seconds"}, "smi": {NAME: {"arguments", "exit", "stdout", "stderr", "seconds"}},
 "agent": {…}}`. CALL is the function with its arguments after the handle (and the link), `nvmlDeviceGetClockInfo(1)`; ANSWER
-is `{"value": …, "us": …}` or `{"error": NVML's code or null, "message": LINE, "us": …}`.
+is `{"value": …, "us": …, "cpu_us": …}` or `{"error": NVML's code or null, "message": LINE, "us": …}`; `cpu_us` from 100 us on.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def timed(pynvml, function, *arguments, times=2):
     """The answer of the last of some calls and how long that took; the first loads the symbol."""
     answer = {}
     for _ in range(times):
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.thread_time()
         try:
             answer = {"value": plain(function(*arguments))}
         except pynvml.NVMLError as error:
@@ -67,6 +67,8 @@ def timed(pynvml, function, *arguments, times=2):
         except Exception as error:  # pynvml's own mismatch error is no NVMLError, and old ones lack functions
             answer = {"error": None, "message": f"{type(error).__name__}: {error}"}
         answer["us"] = round((time.perf_counter() - started) * 1e6)
+        if answer["us"] >= 100:
+            answer["cpu_us"] = round((time.thread_time() - busy) * 1e6)
     return answer
 
 
@@ -82,11 +84,12 @@ def ask_field(pynvml, handle, field, scope):
     if "error" in answer or not answer["value"]:
         return answer
     said = answer["value"][0]
+    spent = {key: answer[key] for key in ("us", "cpu_us") if key in answer}
     if said["nvmlReturn"] != 0:
-        return {"error": said["nvmlReturn"], "us": answer["us"]}
+        return {"error": said["nvmlReturn"], **spent}
     kind = said["valueType"]
     name = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}.get(kind, "ullVal")
-    return {"value": said["value"].get(name), "type": kind, "timestamp": said["timestamp"], "us": answer["us"]}
+    return {"value": said["value"].get(name), "type": kind, "timestamp": said["timestamp"], **spent}
 
 
 def record_card(pynvml, handle, in_full, notes):
@@ -307,9 +310,9 @@ def record_system(hide):
         ]
     for path in files:
         try:
-            found[hide.text(str(path))] = path.read_text("utf-8", "replace").strip()
+            found[str(path)] = path.read_text("utf-8", "replace").strip()
         except OSError as error:
-            found[hide.text(str(path))] = f"{type(error).__name__}: {error}"
+            found[str(path)] = f"{type(error).__name__}: {error}"
     return found
 
 
@@ -349,7 +352,7 @@ def main():
     recording = {"recorded": time.strftime("%Y-%m-%d", time.gmtime()), "versions": versions, "phases": {}}
     recording["phases"]["idle"] = record_phase(pynvml, notes, 3)
     recording["phases"]["busy"], recording["load"] = under_load(
-        "matmul", notes, lambda: record_phase(pynvml, notes, 12)
+        "matmul", notes, lambda: record_phase(pynvml, notes, 31)
     )
     recording["copies"] = {}
     for what in ("to_card", "from_card") if pynvml else ():

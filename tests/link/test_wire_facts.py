@@ -7,7 +7,25 @@ import json
 
 import pytest
 
-from dflash_tui.fleet.facts import Disk, Gpu, GpuProcess, HostMetrics, Job, JobGpuMemory, JobState, Progress, Stray
+from dflash_tui.fleet.facts import (
+    Disk,
+    Gpu,
+    GpuEcc,
+    GpuMig,
+    GpuNvLink,
+    GpuPcie,
+    GpuProcess,
+    GpuRemappedRows,
+    GpuRetiredPages,
+    GpuXid,
+    HostMetrics,
+    Job,
+    JobGpuMemory,
+    JobState,
+    MigInstance,
+    Progress,
+    Stray,
+)
 from dflash_tui.link.facts import clean, greeted, job, jobs, metrics
 
 RECORD = {
@@ -78,9 +96,9 @@ def test_a_record_of_nothing_but_its_id_and_state_is_a_job_and_less_is_none() ->
 def test_a_value_of_the_wrong_type_is_not_available_and_never_zero(wrong: object) -> None:
     names = [field.name for field in dataclasses.fields(HostMetrics) if field.name != "disks"]
     host = dict.fromkeys(names, wrong)
-    gpu_names = [
-        f.name for f in dataclasses.fields(Gpu) if f.name not in ("index", "uuid", "name", "error", "processes")
-    ]
+    texts = ("uuid", "name", "pci_bus_id", "compute_mode", "xid_source", "error", "persistence")
+    lists = ("processes", "clock_reasons", "faults")
+    gpu_names = [f.name for f in dataclasses.fields(Gpu) if f.name not in ("index", *texts, *lists)]
     sent = {
         "time": 5,
         "host": {**host, "disks": [{"path": "/", "free_bytes": wrong}]},
@@ -94,8 +112,18 @@ def test_a_value_of_the_wrong_type_is_not_available_and_never_zero(wrong: object
 
 def test_what_a_node_can_give_arrives_unchanged() -> None:
     gpu = Gpu(
-        3, "GPU-3", "H200", 50.0, 1, 2, 300.5, 700.0, 40.0, 1980, 3200, (GpuProcess(9, 8, "python", "me", "job"),)
-    )
+        index=3, uuid="GPU-3", name="H200", pci_bus_id="0000:3b:00.0", utilisation_percent=50.0, memory_used_bytes=1,
+        memory_total_bytes=2, power_watts=300.5, power_limit_watts=700.0, power_limit_default_watts=700.0,
+        power_limit_max_watts=1000.0, energy_joules=1e9, temperature_celsius=40.0, temperature_slowdown_celsius=90.0,
+        temperature_shutdown_celsius=95.0, memory_temperature_celsius=45.0, temperature_memory_max_celsius=100.0,
+        fan_percent=30.0, sm_clock_mhz=1980, memory_clock_mhz=3200, clock_reasons=("sw_power_cap",), performance_state=0,
+        persistence=True, compute_mode="default", ecc=GpuEcc(True, False, 1, 2, 3, 4),
+        remapped_rows=GpuRemappedRows(5, 6, True, False), retired_pages=GpuRetiredPages(7, 8, True),
+        pcie=GpuPcie(4, 5, 8, 16, 9, 1.5, 2.5), nvlink=GpuNvLink((True, False, None), 3.5, 4.5, 1, 2, 3),
+        mig=GpuMig(True, True, (MigInstance("MIG-1", "1g.18gb", 1, 0, 10, 20),)), xid=GpuXid(79, 4.5, "nvml", "words"),
+        xid_source="nvml", processes=(GpuProcess(9, 8, "python", "me", "job"),), faults=("NVLink: Unknown Error",),
+    )  # fmt: skip
+    assert all(getattr(gpu, f.name) is not None for f in dataclasses.fields(Gpu) if f.name != "error")
     host = HostMetrics(cpu_count=2, cpu_percent=3.5, load_1=0.5, memory_used_bytes=7, disks=(Disk("/data", 1, 2),))
     sent = {"time": 5.5, "host": dataclasses.asdict(host), "gpus": [dataclasses.asdict(gpu)], "gpu_source": "nvml"}
     found = metrics(json.loads(json.dumps(sent)), 0.25, True)

@@ -10,7 +10,7 @@ from typing import Any
 from dflash_tui.fleet.checkup import clock_check, in_order
 from dflash_tui.fleet.facts import Check, CheckStatus, Checkup
 from dflash_tui.link.errors import LinkError
-from dflash_tui.link.facts import clean
+from dflash_tui.link.facts import clean, whole
 from dflash_tui.link.requests import Reply
 from dflash_tui.node import protocol
 
@@ -78,12 +78,25 @@ def checkup(host: str, header: Mapping[str, Any], clock: tuple[float, float] | N
     if not isinstance(rows, list):
         raise LinkError(protocol.INTERNAL, f"the agent answered doctor with no checks: {dict(header)!r:.200}")
     checks = [check for row in rows if (check := _check(row)) is not None]
+    checks += _cards(header.get("gpus"))
     if clock is None:
         return Checkup(host, in_order(checks))
     round_trip, offset = clock
     ntp = header.get("ntp")
     checks.append(clock_check(offset, round_trip, ntp if isinstance(ntp, bool) else None))
     return Checkup(host, in_order(checks), offset, round_trip)
+
+
+def _cards(rows: object) -> list[Check]:
+    """What ails single cards."""
+    found = []
+    for row in rows if isinstance(rows, list) else []:
+        fields: Mapping[str, Any] = row if isinstance(row, dict) else {}
+        error = clean(fields.get("error"))
+        if error:
+            remedy = "leave it out (--gpus), and reset it or reboot the node"
+            found.append(Check(f"GPU {whole(fields.get('index'))}", CheckStatus.PROBLEM, error, remedy))
+    return found
 
 
 def _check(row: object) -> Check | None:

@@ -226,12 +226,13 @@ def test_a_driver_that_hangs_is_a_problem_and_ends_with_its_limit(
     assert "torch on GPUs" not in found
 
 
-def test_a_lost_card_stands_beside_the_good_one(connect: Connect, environment: dict[str, str], own: OwnPython) -> None:
-    found = checks(
-        connect(env=with_gpus(environment, DFLASH_TUI_FAKE_SMI_MODE="lost:1")), python=own.python, write=False
-    )
-    assert found["GPU 1"].status == "problem" and "GPU is lost" in found["GPU 1"].found
-    assert "NVIDIA H200" in found["GPUs"].found
+def test_a_lost_card_is_among_the_cards_beside_the_good_one(
+    connect: Connect, environment: dict[str, str], own: OwnPython
+) -> None:
+    agent = connect(env=with_gpus(environment, DFLASH_TUI_FAKE_SMI_MODE="lost:1"))
+    good, lost = agent.ask("doctor", python=own.python, write=False)["gpus"]
+    assert (good["name"], good["error"]) == ("NVIDIA H200", None)
+    assert "GPU is lost" in lost["error"]
 
 
 def test_low_limits_and_an_odd_locale_are_told(connect: Connect, environment: dict[str, str], tmp_path: Path) -> None:

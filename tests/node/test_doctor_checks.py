@@ -149,6 +149,7 @@ def gpu_facts(**more: Any) -> dict[str, Any]:
         "driver": "580.1",
         "cuda": [13, 0],
         "cards": [one],
+        "modes": [],
         "source": "nvml",
         "error": None,
         "hardware": 1,
@@ -162,7 +163,7 @@ def card_checks(facts: dict[str, Any], late_s: float | None = None) -> dict[str,
 
 
 def test_no_gpu_is_a_fact_and_a_gpu_without_a_driver_a_problem() -> None:
-    nothing = {"driver": None, "cuda": None, "cards": [], "error": None, "module": False}
+    nothing = {"modes": [], "driver": None, "cuda": None, "cards": [], "error": None, "module": False}
     assert card_checks({**nothing, "hardware": 0})["GPUs"].status == "warning"
     assert card_checks({**nothing, "hardware": None})["GPUs"].found == "no GPU: CPU only"
     hidden = card_checks({**nothing, "hardware": 8})["GPUs"]
@@ -176,8 +177,8 @@ def test_no_gpu_is_a_fact_and_a_gpu_without_a_driver_a_problem() -> None:
 
 def test_modes_that_keep_programs_off_a_card_are_told() -> None:
     kinds = ("Default", "Exclusive_Process", "Prohibited")
-    three = [{"index": number, "compute_mode": mode, "mig": number == 0} for number, mode in enumerate(kinds)]
-    found = cards.judge(gpu_facts(cards=three, hardware=3), None)
+    three = [[number, mode, number == 0] for number, mode in enumerate(kinds)]
+    found = cards.judge(gpu_facts(modes=three), None)
     modes = [check for check in found if check.name == "compute mode"]
     assert [(check.status, check.found[:6]) for check in modes] == [("problem", "GPU 2:"), ("warning", "GPU 1:")]
     assert "nvidia-smi -i 2 -c DEFAULT" in modes[0].remedy
@@ -208,11 +209,10 @@ class Driver:
 
 
 def test_nvml_tells_driver_cuda_and_modes() -> None:
-    facts: dict[str, Any] = {"cards": [{"index": 0}, {"index": 1}]}
+    facts: dict[str, Any] = {"cards": [{"index": 0}, {"index": 1}], "modes": []}
     cards.ask_nvml(Driver(), facts)
     assert (facts["driver"], facts["cuda"]) == ("580.159.04", [12, 8])
-    assert facts["cards"][0] == {"index": 0, "compute_mode": "Default", "mig": None}
-    assert facts["cards"][1] == {"index": 1, "compute_mode": "Exclusive_Process", "mig": True}
+    assert facts["modes"] == [[0, "Default", None], [1, "Exclusive_Process", True]]
 
 
 def test_cards_on_the_bus_are_counted_with_a_driver_or_without(tmp_path: Path) -> None:

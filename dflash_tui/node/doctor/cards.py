@@ -34,9 +34,8 @@ class _Opened:
 
 
 def read() -> Facts:
-    """driver, cuda ([major, minor]), cards, source, error, hardware (cards on the bus), module (the kernel has a driver).
-
-    A card has the fields of `metrics`, and `compute_mode` and `mig` (true, false or None).
+    """driver, cuda ([major, minor]), cards (as `metrics` tells them), modes ([[index, compute mode, MIG on]]), source,
+    error, hardware (cards on the bus), module (the kernel has a driver). None where the driver does not say.
     """
     opened = _Opened()
     gpus = Gpus(open_nvml=opened.open)
@@ -46,6 +45,7 @@ def read() -> Facts:
         "driver": None,
         "cuda": None,
         "cards": reading.gpus,
+        "modes": [],
         "source": reading.source,
         "error": reading.error,
         "hardware": hardware(),
@@ -97,8 +97,8 @@ def ask_nvml(module: Any, facts: Facts) -> None:
         handle = ask("nvmlDeviceGetHandleByIndex", card["index"])
         mode = None if handle is None else ask("nvmlDeviceGetComputeMode", handle)
         mig = None if handle is None else ask("nvmlDeviceGetMigMode", handle)
-        card["compute_mode"] = None if mode is None else _COMPUTE_MODES.get(mode)
-        card["mig"] = None if mig is None else bool(mig[0])
+        compute = None if mode is None else _COMPUTE_MODES.get(mode)
+        facts["modes"].append([card["index"], compute, None if mig is None else bool(mig[0])])
 
 
 def ask_smi(facts: Facts) -> None:
@@ -121,8 +121,8 @@ def ask_smi(facts: Facts) -> None:
         gpu = by_uuid.get(card.get("uuid"))
         if gpu is not None:
             mig = gpu.findtext("mig_mode/current_mig")
-            card["compute_mode"] = gpu.findtext("compute_mode")
-            card["mig"] = {"Enabled": True, "Disabled": False}.get(mig or "")
+            sliced = {"Enabled": True, "Disabled": False}.get(mig or "")
+            facts["modes"].append([card["index"], gpu.findtext("compute_mode"), sliced])
 
 
 def usable(facts: Facts) -> Optional[int]:
@@ -140,10 +140,7 @@ def judge(facts: Facts, late_s: Optional[float]) -> List[Check]:
             remedy = "see `dmesg` for NVRM and Xid lines; a driver that hangs needs a reboot"
             return [Check("GPUs", PROBLEM, "the NVIDIA driver did not answer within %g s" % late_s, remedy)]
         return [Check("GPUs", UNKNOWN, "the GPUs could not be asked: %s" % (facts.get("failed") or "no answer"))]
-    checks = [*_driver(facts), _count(facts)]
-    for card in facts["cards"]:
-        checks += _troubles(card)
-    return checks + _modes(facts["cards"])
+    return [*_driver(facts), _count(facts), *_modes(facts["modes"])]
 
 
 def _driver(facts: Facts) -> List[Check]:
@@ -185,18 +182,10 @@ def _count(facts: Facts) -> Check:
     return Check("GPUs", WARNING, "no GPU: CPU only", "fine for small models; for more take a node that has GPUs")
 
 
-def _troubles(card: Facts) -> List[Check]:
-    """What the card itself reports; the fields beyond `error` are there where the metrics know them."""
-    name = "GPU %s" % card["index"]
-    if card.get("error"):
-        return [Check(name, PROBLEM, str(card["error"]), "leave it out (--gpus), and reset it or reboot the node")]
-    return []
-
-
-def _modes(cards: List[Facts]) -> List[Check]:
+def _modes(modes: List[List[Any]]) -> List[Check]:
     checks = []
     for mode in ("Prohibited", "Exclusive_Process", "Exclusive_Thread"):
-        indices = [str(card["index"]) for card in cards if card.get("compute_mode") == mode]
+        indices = [str(index) for index, compute, _ in modes if compute == mode]
         if not indices:
             continue
         remedy = "`nvidia-smi -i %s -c DEFAULT` as root" % ",".join(indices)
@@ -205,10 +194,9 @@ def _modes(cards: List[Facts]) -> List[Check]:
             checks.append(Check("compute mode", PROBLEM, found + ", no program may use it", remedy))
         else:
             checks.append(Check("compute mode", WARNING, found + ", one process a card", remedy))
-    sliced = [str(card["index"]) for card in cards if card.get("mig")]
+    sliced = [str(index) for index, _, mig in modes if mig]
     if sliced:
         found = "on for GPU %s: a job can take whole cards only" % ", ".join(sliced)
-        checks.append(
-            Check("MIG", WARNING, found, "`nvidia-smi -i %s -mig 0` as root, or use others" % ",".join(sliced))
-        )
+        remedy = "`nvidia-smi -i %s -mig 0` as root, or use others" % ",".join(sliced)
+        checks.append(Check("MIG", WARNING, found, remedy))
     return checks

@@ -128,7 +128,11 @@ def examine(request: Request) -> Dict[str, Any]:
     checks += _services(python, probe, envs, node)
     for group, part in zip(groups, parts):
         checks += part.checks + _silent(group, part)
-    return {"checks": [check.to_json() for check in checks + machine], "ntp": ntp}
+    return {
+        "checks": [check.to_json() for check in checks + machine],
+        "gpus": gpus.facts.get("cards") or [],
+        "ntp": ntp,
+    }
 
 
 def _folders(request: Request) -> List[Folder]:

@@ -24,7 +24,9 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,trainer,dev]'
+	@# The trainer itself comes without its torchvision and torchaudio, which break every model class beside another torch.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --group trainer
 	@touch $(INSTALLED)
 
 # What the tests drive besides Python: a real sshd and a real terminal.

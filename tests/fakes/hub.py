@@ -63,7 +63,7 @@ class Repository:
 class Faults:
     """status, headers: the answer to everything. cut: so many transfers of weights end after half of their bytes.
 
-    hold: transfers of weights wait in their middle until it is set. short: weights end early, every time, as if whole.
+    hold: transfers of weights wait in their middle until it is set. wrong_size: weights end early, as if they were whole.
     """
 
     status: int = 0
@@ -71,6 +71,10 @@ class Faults:
     cut: int = 0
     hold: threading.Event | None = None
     wrong_size: bool = False
+
+    @classmethod
+    def held(cls) -> Faults:
+        return cls(hold=threading.Event())
 
 
 class Hub:

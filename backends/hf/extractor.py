@@ -75,6 +75,7 @@ class Extractor:
         self.layer_ids = tuple(layer_ids)
         self.packing = "packs"
         self.why_not = ""
+        self.kernels = ""
         self._model = model
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size

@@ -17,8 +17,8 @@ from backends.hf.extractor import Extractor
 from backends.hf.families import FAMILIES, ModelShape, model_shape, read_config
 from backends.recompute import PlainForward
 
-# Short and long ones, some of them shorter than the windows, one of them longer than a chunk of a delta net.
-LENGTHS = (5, 1, 17, 64, 2, 33, 128)
+# Short and long ones, some of them shorter than the windows, one of them longer than two chunks of a delta net.
+LENGTHS = (5, 1, 17, 64, 2, 33, 150)
 BLOCKS = 6
 LAYERS = (0, 1, 3, 4, 5, 6)
 VOCABULARY = 1500

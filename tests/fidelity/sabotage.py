@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from backends.hf import attention, capture, extractor
-from backends.hf.families import SLIDING, ModelShape
+from backends.hf import attention, capture, deltanet, extractor
+from backends.hf.deltanet import PackLayout, packed_convolution, packed_delta_rule
+from backends.hf.families import LINEAR, SLIDING, ModelShape
 from tests.fidelity.cases import BLOCKS
 
 
@@ -76,6 +77,32 @@ def _one_sample(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if name != "position_ids"}
 
 
+@contextmanager
+def _state_carried_on() -> Iterator[None]:
+    """The delta rule of a pack as if it were one sample."""
+
+    def whole(_: PackLayout, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return packed_delta_rule(PackLayout.of([len(query)], 4, query.device), query, *others)
+
+    with patch.object(deltanet, "packed_delta_rule", whole):
+        yield
+
+
+@contextmanager
+def _convolution_carried_on() -> Iterator[None]:
+    """The convolution of a pack as if it were one sample: wrong in the first three tokens of the others."""
+
+    def whole(_: PackLayout, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+        return packed_convolution(PackLayout.of([len(tokens)], 4, tokens.device), tokens, *others)
+
+    with patch.object(deltanet, "packed_convolution", whole):
+        yield
+
+
+def _has_delta_nets(shape: ModelShape) -> bool:
+    return LINEAR in shape.layer_types
+
+
 def _longer_window(arguments: dict[str, Any]) -> dict[str, Any]:
     window = arguments.get("sliding_window")
     return {"sliding_window": window and window + 1}
@@ -89,6 +116,8 @@ SABOTAGES = (
     Sabotage("ids shifted by one", _shifted_ids, reopen=True),
     Sabotage("last slot after the norm", _after_the_norm, reopen=True),
     Sabotage("attention boundary dropped", _attention_with(_one_sample)),
+    Sabotage("state boundary dropped", _state_carried_on, _has_delta_nets),
+    Sabotage("convolution boundary dropped", _convolution_carried_on, _has_delta_nets),
     Sabotage("window dropped", _attention_with(lambda arguments: {"sliding_window": None}), _has_windows),
     Sabotage(
         "window one too long",

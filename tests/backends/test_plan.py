@@ -94,9 +94,16 @@ def test_refusals_of_the_model(extract_spec: dict[str, Any], models: dict[str, P
     other = with_config(models["qwen3"], tmp_path / "mamba", model_type="mamba2")
     said = refused(planned(extract_spec, model=other))
     assert "'mamba2'" in said
-    assert "qwen3, llama" in said
-    sliding = with_config(models["qwen3"], tmp_path / "sliding", use_sliding_window=True)
-    assert "sliding-window" in refused(planned(extract_spec, model=sliding))
+    assert "qwen3, qwen2" in said
+    kinds = ["sliding_attention"] * 8
+    torn_windows = with_config(models["qwen3"], tmp_path / "windows", layer_types=kinds, use_sliding_window=False)
+    assert "use_sliding_window is off" in refused(planned(extract_spec, model=torn_windows))
+    chunked = with_config(models["qwen3"], tmp_path / "chunked", layer_types=["chunked_attention"] * 8)
+    assert "kind chunked_attention" in refused(planned(extract_spec, model=chunked))
+    capped = with_config(models["gemma3_text"], tmp_path / "capped", attn_logit_softcapping=50.0)
+    assert "attn_logit_softcapping" in refused(planned(extract_spec, model=capped))
+    both_ways = with_config(models["gemma3_text"], tmp_path / "both_ways", use_bidirectional_attention=True)
+    assert "use_bidirectional_attention is True" in refused(planned(extract_spec, model=both_ways))
     fp8 = with_config(models["llama"], tmp_path / "fp8", quantization_config={"quant_method": "fp8"})
     assert "quantized (fp8)" in refused(planned(extract_spec, model=fp8))
     rope = with_config(models["llama"], tmp_path / "rope", rope_parameters={"rope_type": "dynamic", "factor": 2.0})

@@ -16,6 +16,9 @@ from tests.fidelity.sabotage import SABOTAGES, Sabotage
 # float32: other kernels and another order of summing. bfloat16 rounds to 8 bits (0.2 % on average) some six times a block:
 # errors that add up like a random walk reach 0.2 % * sqrt(6 * 6 blocks) = 1.2 %; a token may have four times that.
 LIMITS = {"float32": 1e-5, "bfloat16": 0.05}
+# The norm after a gated delta net enlarges the rounding of tokens whose output nearly cancels: those of the stock model in
+# bfloat16 reach 6 %.
+LINEAR_LIMIT = 0.15
 # A sabotage must not be noticed by a hair.
 FACTORS = {"float32": 100.0, "bfloat16": 2.0}
 
@@ -27,6 +30,11 @@ class Result:
     error: float
     good: bool
     note: str = ""
+
+
+def limit_of(model: Model, dtype: str) -> float:
+    routed = model.shape.num_experts > 0
+    return LINEAR_LIMIT if dtype == "bfloat16" and model.shape.linear and not routed else LIMITS[dtype]
 
 
 def by_token(states: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -54,7 +62,7 @@ def _packs(dtype: str) -> Callable[[Model], Result]:
         """Every slot of a pack against the plain forward."""
         using = model.opened(dtype)
         error = error_of(model, model.packed(using), dtype)
-        return Result(error, error <= LIMITS[dtype] and using.packing == "packs", using.why_not)
+        return Result(error, error <= limit_of(model, dtype) and using.packing == "packs", using.why_not)
 
     return check
 
@@ -105,4 +113,4 @@ def sabotaged(model: Model, sabotage: Sabotage, dtype: str) -> Result:
     with proof, sabotage.put():
         states = model.packed(using or model.open(dtype))
     error = error_of(model, states, dtype)
-    return Result(error, not error <= FACTORS[dtype] * LIMITS[dtype])
+    return Result(error, not error <= FACTORS[dtype] * limit_of(model, dtype))

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.fidelity.cases import FAMILY_CASES, FEATURE_CASES, Model
-from tests.fidelity.checks import CHECKS, LIMITS, Result, sabotaged
+from tests.fidelity.checks import CHECKS, LIMITS, LINEAR_LIMIT, Result, sabotaged
 from tests.fidelity.sabotage import SABOTAGES
 
 _FEATURE_CHECKS = ("float32", "pack = alone", "recompute")
@@ -46,7 +46,8 @@ def tell_table(
 ) -> None:
     """Every result by family, check and sabotage; faults by (sabotage, dtype)."""
     tell(
-        f"Checks: the worst relative error; limits {LIMITS['float32']:g} in float32, {LIMITS['bfloat16']:g} in bfloat16.\n"
+        f"Checks: the worst relative error of a token; limits {LIMITS['float32']:g} in float32, {LIMITS['bfloat16']:g} in"
+        f" bfloat16 ({LINEAR_LIMIT:g} with gated delta nets; with experts, whose choice rounding can change, of the median token).\n"
     )
     _rows(tell, "family", list(CHECKS), checks)
     tell("\nSabotages in float32: the error that gives them away. MISSED would be one that the check lets pass.\n")

@@ -204,6 +204,11 @@ def _layer_types(layers: tuple[str, ...], fields: Mapping[str, Any], model: Path
             f"{model} has blocks of kind {', '.join(strange)} (layer_types), which the hf backend does not compute",
             f"use a model with blocks of the kinds {FULL}, {SLIDING} and {LINEAR}",
         )
+    if SLIDING in layers and fields.get("use_sliding_window") is False:
+        raise JobError(
+            f"{model / 'config.json'}: layer_types names blocks with windows, but use_sliding_window is off",
+            "make the two agree: as the model was trained",
+        )
     if len(layers) != count:
         raise JobError(
             f"{model / 'config.json'}: layer_types names {len(layers)} blocks, num_hidden_layers says {count}",

@@ -43,6 +43,8 @@ _BOUND = {
 _CHUNK_VALUES = 4 << 20
 # Tokens of a file on which it is looked whether a slot holds another layer.
 _CROSS_TOKENS = 64
+# So much nearer must another layer be for a slot to be that layer's.
+_CLEARLY = 1.1
 _AHEAD = 2
 # A layer that is off and has so many of its values lost to 0 is flattened, not computed otherwise.
 _LOST = 0.05
@@ -158,7 +160,7 @@ def parity(spec: ParitySpec, events: EventLog, should_stop: Callable[[], bool]) 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What was seen of some tokens, by slot [L]. cross: |b_i - a_j|^2 / |a_j|^2 as its terms, [3, L, L], of a few tokens.
+    """What was seen of some tokens, by slot [L]. nearest: in how many files slot i is nearest to the reference's j, [L, L].
 
     error, size: |b - a|^2 and |a|^2 summed; by_token: |b - a| / |a| summed; cosine: summed; lost: values that only the
     reference has; worst_cosine: the smallest.
@@ -171,13 +173,12 @@ class Sums:
     cosine: Array
     lost: Array
     worst_cosine: Array
-    cross: Array
+    nearest: Array
 
     @classmethod
     def zero(cls, slots: int) -> Sums:
         nothing = np.zeros(slots)
-        cross = np.zeros((3, slots, slots))
-        return cls(0, nothing, nothing, nothing, nothing, nothing, np.ones(slots), cross)
+        return cls(0, nothing, nothing, nothing, nothing, nothing, np.ones(slots), np.zeros((slots, slots)))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
@@ -188,7 +189,7 @@ class Sums:
             self.cosine + other.cosine,
             self.lost + other.lost,
             np.minimum(self.worst_cosine, other.worst_cosine),
-            self.cross + other.cross,
+            self.nearest + other.nearest,
         )
 
     def together(self) -> Array:
@@ -198,11 +199,12 @@ class Sums:
         """The larger of the relative error over all tokens together and its mean over tokens each by itself."""
         return np.maximum(self.together(), self.by_token / max(self.tokens, 1))
 
-    def nearest(self) -> list[int]:
-        """For each slot of the output, the reference's slot that it is nearest to."""
-        ours, dots, theirs = self.cross
-        nearest: list[int] = np.argmin((ours - 2 * dots + theirs) / np.maximum(theirs, 1e-60), axis=1).tolist()
-        return nearest
+    def held(self) -> list[int]:
+        """For each slot of the output, the reference's slot that it holds: another than its own only in most of the files."""
+        best = self.nearest.argmax(1)
+        most = self.nearest.max(1) * 2 > self.nearest.sum(1)
+        held: list[int] = np.where(most, best, np.arange(len(best))).tolist()
+        return held
 
 
 def compare(reference: SampleFile, output: SampleFile) -> Sums:
@@ -214,7 +216,7 @@ def compare(reference: SampleFile, output: SampleFile) -> Sums:
     for begin in range(0, tokens, step):
         a, b = reference.values(begin, begin + step), output.values(begin, begin + step)
         lost = np.count_nonzero((a != 0) & (b == 0), axis=(0, 2)).astype(float) if float8 else np.zeros(slots)
-        cross = _cross(a[:_CROSS_TOKENS], b[:_CROSS_TOKENS]) if begin == 0 else np.zeros((3, slots, slots))
+        nearest = _nearest(a[:_CROSS_TOKENS], b[:_CROSS_TOKENS]) if begin == 0 else np.zeros((slots, slots))
         dot, size, ours = (_squares(x, y) for x, y in ((a, b), (a, a), (b, b)))
         b -= a
         error = _squares(b, b)
@@ -228,7 +230,7 @@ def compare(reference: SampleFile, output: SampleFile) -> Sums:
             cosine.sum(0),
             lost,
             cosine.min(0),
-            cross,
+            nearest,
         )
     return found
 
@@ -239,12 +241,18 @@ def _squares(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> Array:
     return found
 
 
-def _cross(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> Array:
-    """|b_i|^2, b_i·a_j and |a_j|^2 over all tokens, [3, L, L]."""
+def _nearest(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> Array:
+    """1 at [i, j] where b's slot i is nearest to a's slot j, by |b_i - a_j| / |a_j| over all tokens; [L, L].
+
+    Its own slot wins where no other is clearly nearer: values that layers share make two of them alike.
+    """
     flat_a, flat_b = (x.transpose(1, 0, 2).reshape(x.shape[1], -1) for x in (a, b))
-    dots = (flat_b @ flat_a.T).astype(np.float64)
     ours, theirs = (np.einsum("lk,lk->l", x, x).astype(np.float64) for x in (flat_b, flat_a))
-    return np.stack([np.broadcast_to(ours[:, None], dots.shape), dots, np.broadcast_to(theirs, dots.shape)])
+    dots = (flat_b @ flat_a.T).astype(np.float64)
+    errors = np.sqrt(np.maximum(ours[:, None] - 2 * dots + theirs, 0) / np.maximum(theirs, 1e-60))
+    np.fill_diagonal(errors, errors.diagonal() / _CLEARLY)
+    found: Array = np.eye(len(errors))[errors.argmin(1)]
+    return found
 
 
 def _compared(pair: Pair) -> Iterator[tuple[int, Sums, int]]:
@@ -303,11 +311,11 @@ def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str
     """The table by layer, the verdict, and why it is bad."""
     layers, reasons = [], []
     values = max(sums.tokens * pair.second.header["hidden_size"], 1)
-    nearest = sums.nearest()
+    held = sums.held()
     figures = zip(sums.together(), sums.by_token / sums.tokens, sums.errors(), sums.cosine / sums.tokens, strict=True)
     for slot, (together, by_token, error, cosine) in enumerate(figures):
         layer_id, limit = pair.layer_ids[slot], pair.limit(pair.layer_ids[slot])
-        good = bool(error <= limit) and nearest[slot] == slot
+        good = bool(error <= limit) and held[slot] == slot
         lost = sums.lost[slot] / values
         layers.append(
             {
@@ -325,8 +333,8 @@ def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str
         )
         if good:
             continue
-        if error <= limit or (nearest[slot] != slot and lost < _LOST):
-            why = f"its states are nearer to the reference's layer id {pair.layer_ids[nearest[slot]]}"
+        if error <= limit or (held[slot] != slot and lost < _LOST):
+            why = f"its states are nearer to the reference's layer id {pair.layer_ids[held[slot]]}"
         elif lost >= _LOST:
             why = f"float8 flattens it: {lost:.0%} of its values became 0"
         else:

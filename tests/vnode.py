@@ -21,12 +21,8 @@ from tests.sshd import Sshd
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Of any Linux, whatever is installed on it: wheels take them from the system.
 SYSTEM_LIBRARIES = (
-    "libstdc++.so.6",
-    "libgcc_s.so.1",
-    "libz.so.1",
-    "libnss_files.so.2",
-    "libnss_dns.so.2",
-    "libresolv.so.2",
+    *("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libresolv.so.2"),
+    *("libnss_files.so.2", "libnss_dns.so.2", "libstdc++.so.6", "libgcc_s.so.1", "libz.so.1"),
 )
 NOT_NEEDED = ("test", "idlelib", "lib2to3", "tkinter", "turtledemo", "site-packages", "dist-packages", "__pycache__")
 

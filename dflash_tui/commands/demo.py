@@ -1,4 +1,4 @@
-"""`demo`: the whole loop on this machine: a tiny model, real conversations, hidden states, some of them computed anew."""
+"""`demo`: the whole loop, on this machine or a node: a tiny model, real conversations, hidden states, some of them computed anew."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from backends.spec import FAMILIES, DemoSpec
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.follow import verdict
-from dflash_tui.commands.nodes import Node, one_node
-from dflash_tui.commands.outcome import CommandError, Exit, of_job
+from dflash_tui.commands.nodes import Node, one_node, path_on, the_host
+from dflash_tui.commands.outcome import Exit, of_job
 from dflash_tui.commands.output import clean, complain, number, print_json
 from dflash_tui.commands.submit import Order, refuse_read_only, submit, wait_or_detach
 from dflash_tui.config import LOCAL, Settings
 from dflash_tui.fleet.facts import Job, JobState
 
-HELP = "the whole loop on this machine, with a tiny model"
+HELP = "the whole loop with a tiny model, on this machine or a node"
 RESULT_KEYS = (
     "samples",
     "tokens",
@@ -73,13 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> Exit:
     refuse_read_only(settings, "demo")
-    if args.host and args.host != [LOCAL]:
-        raise CommandError(
-            Exit.BAD_INPUT, f"the demo runs on this machine, not on {', '.join(args.host)}", "leave out --host"
-        )
-    settings = replace(settings, hosts=(LOCAL,), screen="jobs")
+    settings = replace(settings, hosts=tuple(args.host) or (LOCAL,), screen="jobs")
     spec = DemoSpec(
-        output=str(args.output.expanduser().absolute()),
+        output=path_on(the_host(settings), str(args.output)),
         samples=args.samples,
         recompute=args.recompute,
         family=args.family,

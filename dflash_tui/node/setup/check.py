@@ -132,6 +132,8 @@ def _broken(folder: str, name: str, package: str, error: str, versions: Dict[str
     remedy = "name another version (--torch, --vllm, --pins); then only what changes is installed anew"
     if "torchvision" in error or "torchaudio" in error:
         remedy = "torchvision and torchaudio must fit torch %s: leave them out of --pins" % versions.get("torch", "")
+    elif "cannot open shared object file" in error:
+        remedy = "this system lacks that library: install its package (as root), then run the setup again"
     return Refusal("%s cannot be used in the environment %s: %s" % (package, name, error), remedy)
 
 

@@ -15,9 +15,9 @@ from dflash_tui.commands.output import clean, complain, console, note, print_jso
 from dflash_tui.config import Settings
 from dflash_tui.fleet.checkup import SIGNS, has_problem, summary
 from dflash_tui.fleet.facts import CheckStatus, Checkup
+from dflash_tui.link.doctor import LIMIT_S
 
 HELP = "what each node can do, what it lacks and how to mend it; exit code 1 where there is a problem"
-LIMIT_S = 50.0
 _LONGEST_S = 600.0
 _ANSWER_S = 90.0  # after the limit: the link's own is shorter and knows more
 _STYLES = {CheckStatus.PROBLEM: "bold red", CheckStatus.WARNING: "yellow", CheckStatus.OK: "green"}

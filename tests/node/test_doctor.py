@@ -167,6 +167,12 @@ def test_a_python_that_is_not_there_is_one_problem(agent: Client, python: str) -
     assert found["memory"].status in STATUSES
 
 
+def test_a_python_that_cannot_be_run_says_why(agent: Client, tmp_path: Path) -> None:
+    python = script(tmp_path / "python", "#!/nowhere/bin/sh\n")
+    found = checks(agent, python=python, write=False)
+    assert found["worker Python"].found == f"{python} does not run: No such file or directory"
+
+
 def test_a_python_that_hangs_is_ended_while_the_agent_beats_on(agent: Client, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     python = script(tmp_path / "hangs", HANGS.format(pid=pid))

@@ -172,7 +172,8 @@ def test_no_gpu_is_a_fact_and_a_gpu_without_a_driver_a_problem() -> None:
     assert failed.status == "problem" and "reboot" in failed.remedy
     assert card_checks({}, 25.0)["GPUs"].status == "problem"
     assert card_checks({"failed": "Killed"})["GPUs"].status == "unknown"
-    assert card_checks(gpu_facts(hardware=8))["GPUs"].status == "warning"
+    part = card_checks(gpu_facts(hardware=8))["GPUs"]
+    assert (part.status, part.found) == ("ok", "1 x NVIDIA H200 (141 GiB); 8 are on the bus")
 
 
 def test_modes_that_keep_programs_off_a_card_are_told() -> None:

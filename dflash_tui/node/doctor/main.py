@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from dflash_tui.node import disks, launching
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.doctor import cards, environments, folders, pythons, system
-from dflash_tui.node.doctor.checks import PROBLEM, UNKNOWN, WARNING, Check, ends_with_parent, of_json
+from dflash_tui.node.doctor.checks import PROBLEM, UNKNOWN, WARNING, Check, ends_with, of_json
 from dflash_tui.node.doctor.folders import Folder
 from dflash_tui.node.doctor.pythons import Node, Probed
 from dflash_tui.node.loop import Loop
@@ -71,12 +71,16 @@ class Asked:
 
 def main(argv: List[str]) -> int:
     if argv[:1] == ["exec"]:
-        ends_with_parent()
-        os.execv(argv[1], argv[1:])
+        ends_with(int(argv[1]))
+        try:
+            os.execv(argv[2], argv[2:])
+        except OSError as error:
+            print(error.strerror or error, file=sys.stderr)
+            return 127
     request = json.loads(sys.stdin.buffer.read().decode("utf-8") or "{}")
     if argv[:1] == ["task"]:
-        ends_with_parent()
-        TASKS[argv[1]](request)
+        ends_with(int(argv[1]))
+        TASKS[argv[2]](request)
         return 0
     answer = examine(request)
     # In one write: whoever reads it takes the whole line or none.
@@ -104,7 +108,7 @@ def examine(request: Request) -> Dict[str, Any]:
         return asked
 
     def task(name: str, limit_s: float, data: Any = None) -> Asked:
-        return ask(launching.node_command("doctor", "task", name), limit_s, data)
+        return ask(launching.node_command("doctor", "task", str(os.getpid()), name), limit_s, data)
 
     wanted, limit_s = request["python"], request["limit_s"]
     python = shutil.which(os.path.expanduser(wanted))
@@ -113,7 +117,7 @@ def examine(request: Request) -> Dict[str, Any]:
     if python is not None:
         python = os.path.abspath(python)
         command = [python, "-I", "-B", environments.PROBE]
-        probe = ask(launching.node_command("doctor", "exec", *command), limit_s)
+        probe = ask(launching.node_command("doctor", "exec", str(os.getpid()), *command), limit_s)
     gpus = task("cards", min(GPU_LIMIT_S, limit_s))
     envs = task("environments", limit_s)
     parts = [

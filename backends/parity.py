@@ -309,7 +309,8 @@ def _file(folder: Path, manifest: Manifest, entry: Entry) -> SampleFile:
 
 def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str, Any]:
     """The table by layer, the verdict, and why it is bad."""
-    layers, reasons = [], []
+    layers: dict[str, dict[str, Any]] = {}
+    reasons: list[str] = []
     values = max(sums.tokens * pair.second.header["hidden_size"], 1)
     held = sums.held()
     figures = zip(sums.together(), sums.by_token / sums.tokens, sums.errors(), sums.cosine / sums.tokens, strict=True)
@@ -317,20 +318,17 @@ def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str
         layer_id, limit = pair.layer_ids[slot], pair.limit(pair.layer_ids[slot])
         good = bool(error <= limit) and held[slot] == slot
         lost = sums.lost[slot] / values
-        layers.append(
-            {
-                "layer_id": layer_id,
-                "relative_error": _round(together),
-                "relative_error_by_token": _round(by_token),
-                "cosine": _round(cosine),
-                "worst_cosine": _round(sums.worst_cosine[slot]),
-                "worst_row": worst[slot][1],
-                "worst_row_error": _round(worst[slot][0]),
-                "lost_share": _round(lost),
-                "limit": _round(limit),
-                "good": good,
-            }
-        )
+        layers[str(layer_id)] = {
+            "relative_error": _round(together),
+            "relative_error_by_token": _round(by_token),
+            "cosine": _round(cosine),
+            "worst_cosine": _round(sums.worst_cosine[slot]),
+            "worst_row": worst[slot][1],
+            "worst_row_error": _round(worst[slot][0]),
+            "lost_share": _round(lost),
+            "limit": _round(limit),
+            "good": good,
+        }
         if good:
             continue
         if error <= limit or (held[slot] != slot and lost < _LOST):

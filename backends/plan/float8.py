@@ -78,9 +78,9 @@ def _of(folder: Path, header: Mapping[str, Any]) -> Iterator[Known]:
         data = json.loads((folder / PARITY).read_bytes())
         float8 = [data[side]["file_dtype"] == FLOAT8 for side in ("reference_format", "output_format")]
         if float8.count(True) == 1 and {name: data[name] for name in wanted} == wanted:
-            layers = {item["layer_id"]: item for item in data["layers"]}
+            layers = {int(layer_id): item for layer_id, item in data["layers"].items()}
             errors = {k: max(i["relative_error"], i["relative_error_by_token"]) for k, i in layers.items()}
             over = tuple(layer_id for layer_id, item in layers.items() if not item["good"])
             yield Known(folder / PARITY, int(data["tokens"]), errors, over)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return  # none, or none of ours: it is only ever a hint

@@ -17,7 +17,6 @@ from dflash_tui.fleet.facts import Job
 HELP = "compare two output folders layer by layer, as bf16 with fp8; exit code 1 where they differ too much"
 
 _COLUMNS = {
-    "layer id": "layer_id",
     "error": "relative_error",
     "by token": "relative_error_by_token",
     "limit": "limit",
@@ -27,7 +26,6 @@ _COLUMNS = {
     "its error": "worst_row_error",
     "lost to 0": "lost_share",
 }
-_WHOLE = ("layer_id", "worst_row")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,10 +60,10 @@ def outcome(job: Job) -> Exit:
 
 def show_result(result: Mapping[str, Any]) -> None:
     """The layers as a table on stdout; the verdict, and why it is bad, on stderr."""
-    shown = table(*_COLUMNS, "", right=_COLUMNS)
-    for layer in result.get("layers") or ():
+    shown = table("layer id", *_COLUMNS, "", right=("layer id", *_COLUMNS))
+    for layer_id, layer in (result.get("layers") or {}).items():
         cells = [_figure(key, layer.get(key)) for key in _COLUMNS.values()]
-        shown.add_row(*cells, "good" if layer.get("good") else "BAD")
+        shown.add_row(clean(layer_id), *cells, "good" if layer.get("good") else "BAD")
     console().print(shown)
     sides = " with ".join(_format(result.get(side)) for side in ("reference_format", "output_format"))
     note(
@@ -79,7 +77,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 def _figure(key: str, value: Any) -> str:
     if not isinstance(value, (int, float)):
         return "n/a"
-    if key in _WHOLE:
+    if key == "worst_row":
         return f"{value:,}"
     if key == "lost_share":
         return f"{value:.2%}"

@@ -82,7 +82,8 @@ def test_every_figure_is_what_the_plain_formula_gives_over_all_tokens(folders: d
     pairs = [(states(folders["bfloat16"], row), states(folders["float8"], row)) for row in range(ROWS)]
     a, b = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     assert result["tokens"] == len(a)
-    for slot, layer in enumerate(result["layers"]):
+    assert list(result["layers"]) == [str(layer_id) for layer_id in LAYERS]
+    for slot, layer in enumerate(result["layers"].values()):
         difference, size = (np.linalg.norm(x, axis=1) for x in (b[:, slot] - a[:, slot], a[:, slot]))
         together = float(np.sqrt((difference**2).sum() / (size**2).sum()))
         cosine = (a[:, slot] * b[:, slot]).sum(1) / size / np.linalg.norm(b[:, slot], axis=1)
@@ -93,7 +94,7 @@ def test_every_figure_is_what_the_plain_formula_gives_over_all_tokens(folders: d
             )
             for x, y in pairs
         ]
-        assert layer["layer_id"] == LAYERS[slot] and layer["good"] is True
+        assert layer["good"] is True
         assert layer["relative_error"] == pytest.approx(together, rel=1e-4) and 0.02 < together < 0.035
         assert layer["relative_error_by_token"] == pytest.approx((difference / size).mean(), rel=1e-4)
         assert layer["cosine"] == pytest.approx(cosine.mean(), abs=1e-5)
@@ -109,7 +110,7 @@ def test_the_parts_in_which_a_file_is_read_change_nothing(
     whole = run(folders["float32"], folders["float8"])
     monkeypatch.setattr(module, "_CHUNK_VALUES", 6 * 64 * 7)
     parts = run(folders["float32"], folders["float8"])
-    for one, other in zip(whole["layers"], parts["layers"], strict=True):
+    for one, other in zip(whole["layers"].values(), parts["layers"].values(), strict=True):
         assert one.keys() == other.keys()
         assert all(one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5) for name in one)
 
@@ -121,7 +122,7 @@ def test_dtypes_are_held_to_the_wider_limit_and_float32_to_its_own(
     assert pair_limit(("bfloat16", FLOAT8), ("bfloat16", FLOAT8), 8) == limit("bfloat16", 8) + 2 * 2**-4
     result = run(folders["float32"], folders["bfloat16"])
     assert result["verdict"] == "good"
-    assert all(1e-4 < layer["relative_error"] < layer["limit"] for layer in result["layers"])
+    assert all(1e-4 < layer["relative_error"] < layer["limit"] for layer in result["layers"].values())
     spec = ExtractSpec(
         model=str(models["qwen3"]),
         dataset=str(dataset),
@@ -133,7 +134,9 @@ def test_dtypes_are_held_to_the_wider_limit_and_float32_to_its_own(
     )
     extract(spec, EventLog(None), lambda: False, make_workers=InProcess)
     alike = run(folders["float32"], tmp_path / "singly")
-    assert alike["verdict"] == "good" and all(layer["limit"] == pytest.approx(1e-5) for layer in alike["layers"])
+    assert alike["verdict"] == "good" and all(
+        layer["limit"] == pytest.approx(1e-5) for layer in alike["layers"].values()
+    )
 
 
 def test_one_sample_that_differs_is_found_and_named(
@@ -147,10 +150,10 @@ def test_one_sample_that_differs_is_found_and_named(
 
     rewrite(output, other, 7)
     result = run(folders["bfloat16"], output, events)
-    bad = [layer for layer in result["layers"] if not layer["good"]]
-    assert result["verdict"] == "bad" and [layer["layer_id"] for layer in bad] == [3]
-    assert bad[0]["worst_row"] == 7 and bad[0]["worst_row_error"] == pytest.approx(4, rel=1e-3)
-    assert bad[0]["worst_cosine"] == pytest.approx(-1, abs=1e-3)
+    (bad,) = [layer for layer in result["layers"].values() if not layer["good"]]
+    assert result["verdict"] == "bad" and bad is result["layers"]["3"]
+    assert bad["worst_row"] == 7 and bad["worst_row_error"] == pytest.approx(4, rel=1e-3)
+    assert bad["worst_cosine"] == pytest.approx(-1, abs=1e-3)
     (reason,) = result["reasons"]
     assert reason.startswith("layer id 3 is off by") and "limit 0.02" in reason and "row 7 is worst (4)" in reason
     assert [event["message"] for event in events.of("warning")] == [reason]
@@ -190,7 +193,7 @@ def test_layers_that_float8_flattens_are_told_as_flattened_and_the_next_plan_kno
     rows = iter(range(ROWS))
     rewrite(output, coarse)
     result = run(reference, output)
-    assert result["verdict"] == "bad" and all(layer["lost_share"] > 0.05 for layer in result["layers"][:2])
+    assert result["verdict"] == "bad" and all(result["layers"][k]["lost_share"] > 0.05 for k in ("2", "3"))
     assert "float8 flattens it" in result["reasons"][0] and "% of its values became 0" in result["reasons"][0]
     kept = json.loads((output / "parity.json").read_text())
     assert kept["layers"] == result["layers"] and kept["verdict"] == "bad" and kept["parity"] == 1

@@ -66,7 +66,9 @@ def _figures(job: Job, *, phase: bool = True) -> str:
     if progress is None:
         return ""
     parts = [clean(progress.phase)] if phase and progress.phase else []
-    if progress.total:
+    if progress.total and progress.unit == "bytes":
+        parts.append(f"{amount(progress.done)} of {amount(progress.total)}")
+    elif progress.total:
         parts.append(f"{progress.done:,} of {progress.total:,} {unit_of(job.verb)}")
     if progress.samples_per_s:
         parts.append(number(progress.samples_per_s, "samples/s", 1))

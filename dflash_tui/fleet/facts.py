@@ -91,7 +91,10 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The runner's last progress event. Rates are over its last window, not since the start."""
+    """The runner's last progress event. Rates are over its last window, not since the start.
+
+    unit: what `done` and `total` count: "samples", or "bytes" of a download.
+    """
 
     done: int = 0
     total: int | None = None
@@ -104,6 +107,7 @@ class Progress:
     bytes_per_s: float | None = None
     eta_s: float | None = None
     phase: str | None = None
+    unit: str = "samples"
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,4 +187,5 @@ def _progress(value: object) -> Progress | None:
         bytes_per_s=number(value.get("bytes_per_s")),
         eta_s=number(value.get("eta_s")),
         phase=clean(value.get("phase")),
+        unit="bytes" if value.get("unit") == "bytes" else "samples",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,21 @@ async def test_a_job_is_planned_then_launched_with_exactly_what_was_typed() -> N
             False,
         )
         await until_shown(pilot, "+ starting", asked["job_id"])
+
+
+async def test_a_name_on_the_hub_goes_with_a_token_and_the_plan_shows_the_download() -> None:
+    plan = {**PLANNED, "hub": ["org/name@0123abcd"], "download_bytes": 16 << 30, "download_free_bytes": 90 << 30}
+    link = ScriptedLink("gpu-1", gpu_node("gpu-1"), plan_answer=plan)
+    app = console(link, hf_token="hf_forTheHub")
+    async with app.run_test(size=(100, 40)) as pilot:
+        await open_form(pilot)
+        await fill(pilot, **{**EXTRACT, "model": "org/name"})
+        await pilot.press("f5")
+        await until_shown(pilot, "This can run.", "download", "16.0 GiB, 90.0 GiB free for it (org/name@0123abcd)")
+        await pilot.press("f9")
+        await until(pilot, lambda: bool(link.questions("launch")))
+    assert link.secrets == [{"HF_TOKEN": "hf_forTheHub"}] * 2
+    assert "hf_forTheHub" not in repr(link.asked) + repr(app.settings)
 
 
 async def test_what_was_changed_after_the_plan_cannot_be_launched() -> None:
@@ -213,6 +229,21 @@ def test_numbers_layers_and_several_inputs_are_read_as_people_write_them() -> No
     assert order.spec == VerifySpec("/o", recompute=8).to_json() and order.gpus == ("GPU-1",) and order.share
 
 
+def test_names_on_the_hub_pass_untouched_and_a_folder_of_this_machine_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {"model": "org/name@v2", "inputs": "hf://datasets/org/chats:train /a.jsonl", "output": "/o"}
+    for host in ("gpu-1", "local"):
+        spec = make_order(host, "prepare", texts).spec
+        assert (spec["model"], spec["inputs"]) == ("org/name@v2", ["hf://datasets/org/chats:train", "/a.jsonl"])
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert make_order("local", "prepare", {**texts, "model": "org/name"}).spec["model"] == str(
+        tmp_path / "org" / "name"
+    )
+    assert make_order("gpu-1", "prepare", {**texts, "model": "org/name"}).spec["model"] == "org/name"
+
+
 def test_gpus_are_not_asked_for_where_the_verb_takes_none() -> None:
     texts = {"model": "/m", "inputs": "/a.jsonl", "output": "/o"}
     order = make_order("gpu-1", "prepare", texts, gpus=("GPU-1",), share=True)
@@ -222,7 +253,10 @@ def test_gpus_are_not_asked_for_where_the_verb_takes_none() -> None:
 @pytest.mark.parametrize(
     ("host", "changed", "line"),
     [
-        ("gpu-1", {"model": "models/qwen"}, "absolute path on gpu-1"),
+        ("gpu-1", {"model": "qwen"}, "absolute path on gpu-1"),
+        ("gpu-1", {"model": "./models/qwen"}, "absolute path on gpu-1"),
+        ("gpu-1", {"dataset": "models/qwen"}, "absolute path on gpu-1"),
+        ("gpu-1", {"model": "hf://qwen"}, "is no name of a model"),
         ("gpu-1", {"last": "many"}, "'many'"),
         ("gpu-1", {"layers": "first"}, "one of dflash, speculators"),
         ("gpu-1", {"output": ""}, "output must be given"),

@@ -82,12 +82,17 @@ def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:
     doing = phase(job)
     if done is not None and progress is not None:
         track = bar(done, BAR_WIDTH).replace(" ", "░")
-        whole = f"{track} {fmt.percent(100 * done)}  {done_of(job)} {fmt.unit_of(job.verb)}"
+        whole = f"{track} {fmt.percent(100 * done)}  {done_of(job)}{_unit(job)}"
         left = "" if job.state.ended else f"  ETA {fmt.duration(progress.eta_s)}"
         yield "progress", whole + left
     if progress is None:
         if doing:
             yield "now", doing
+        return
+    if progress.unit == "bytes":  # a download: it has neither samples nor tokens
+        if not job.state.ended:
+            yield "rate", f"{fmt.megabytes_per_s(progress.bytes_per_s)} MB/s"
+        yield "so far", f"{fmt.size(progress.bytes)} in {fmt.duration(progress.elapsed_s)}; {doing}"
         return
     if not job.state.ended and job.verb != "setup":
         rates = (
@@ -95,10 +100,15 @@ def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:
             f"{fmt.megabytes_per_s(progress.bytes_per_s)} MB/s"
         )
         yield "rate", rates + (f"  {sparkline(series, min(HISTORY, len(series)))}" if last(series) is not None else "")
-    counted = "" if done is not None else f", {done_of(job)} {fmt.unit_of(job.verb)}"
+    counted = "" if done is not None else f", {done_of(job)}{_unit(job)}"
     skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
     made = f"{fmt.count(progress.tokens)} tokens, {fmt.size(progress.bytes)} in {fmt.duration(progress.elapsed_s)}"
     yield "so far", f"{made}{counted}{skipped}{f'; now {doing}' if doing and not job.state.ended else ''}"
+
+
+def _unit(job: Job) -> str:
+    """The word after what is done; bytes bring theirs with them."""
+    return "" if job.progress is not None and job.progress.unit == "bytes" else f" {fmt.unit_of(job.verb)}"
 
 
 def took(node: NodeView, job: Job, now: float) -> str:

@@ -83,10 +83,12 @@ def phase(job: Job) -> str:
 
 
 def done_of(job: Job) -> str:
-    """Samples done and in all: "520/1,000"."""
+    """Samples done and in all: "520/1,000"; of a download bytes."""
     progress = job.progress
     if progress is None:
         return fmt.NOT_AVAILABLE
+    if progress.unit == "bytes":
+        return fmt.size_of(progress.done, progress.total)
     total = fmt.NOT_AVAILABLE if progress.total is None else f"{progress.total:,}"
     return f"{progress.done:,}/{total}"
 

@@ -9,14 +9,17 @@ from typing import Any
 
 from dflash_tui.fleet.checkup import clock_check, in_order
 from dflash_tui.fleet.facts import Check, CheckStatus, Checkup
+from dflash_tui.fleet.troubles import Severity, troubles
+from dflash_tui.link import gpu_facts
 from dflash_tui.link.errors import LinkError
-from dflash_tui.link.facts import clean, whole
 from dflash_tui.link.requests import Reply
+from dflash_tui.link.wire import clean, items, mapping
 from dflash_tui.node import protocol
 
 LIMIT_S = 50.0  # of the slowest check
 _AGENT_MORE_S = 60.0  # the agent's own limit is shorter, for its answer knows more
 _PINGS = 5
+_STATUSES = {Severity.ALARM: CheckStatus.PROBLEM, Severity.WARNING: CheckStatus.WARNING}  # notes are for the screens
 
 Request = Callable[..., "Future[Reply]"]
 
@@ -78,7 +81,7 @@ def checkup(host: str, header: Mapping[str, Any], clock: tuple[float, float] | N
     if not isinstance(rows, list):
         raise LinkError(protocol.INTERNAL, f"the agent answered doctor with no checks: {dict(header)!r:.200}")
     checks = [check for row in rows if (check := _check(row)) is not None]
-    checks += _cards(header.get("gpus"))
+    checks += _cards(header.get("gpus"), time.time() + (clock[1] if clock is not None else 0.0))
     if clock is None:
         return Checkup(host, in_order(checks))
     round_trip, offset = clock
@@ -87,15 +90,15 @@ def checkup(host: str, header: Mapping[str, Any], clock: tuple[float, float] | N
     return Checkup(host, in_order(checks), offset, round_trip)
 
 
-def _cards(rows: object) -> list[Check]:
-    """What ails single cards."""
+def _cards(rows: object, now: float) -> list[Check]:
+    """What ails single cards, as the screens tell it; `now` by the node's clock."""
     found = []
-    for row in rows if isinstance(rows, list) else []:
-        fields: Mapping[str, Any] = row if isinstance(row, dict) else {}
-        error = clean(fields.get("error"))
-        if error:
-            remedy = "leave it out (--gpus), and reset it or reboot the node"
-            found.append(Check(f"GPU {whole(fields.get('index'))}", CheckStatus.PROBLEM, error, remedy))
+    for place, row in enumerate(items(rows)):
+        card = gpu_facts.gpu(place, mapping(row))
+        for trouble in troubles(card, now):
+            status = _STATUSES.get(trouble.severity)
+            if status is not None:
+                found.append(Check(f"GPU {card.index}", status, trouble.line, trouble.remedy))
     return found
 
 

@@ -103,14 +103,17 @@ def test_odd_answers_become_unknown_and_cards_that_ail_become_problems() -> None
         {"status": "ok"},
         "nothing",
     ]
-    gpus = [{"index": 0, "error": None}, {"index": 1, "error": "GPU is lost"}]
+    ecc = {"enabled": True, "pending": True, "volatile_uncorrected": 3}
+    gpus = [{"index": 0, "error": None}, {"index": 1, "error": "GPU is lost"}, {"index": 2, "ecc": ecc}, "nothing"]
     checkup = doctor.checkup("h", {"checks": rows, "gpus": gpus}, None)
     assert [(check.name, check.status) for check in checkup.checks] == [
         ("GPU 1", PROBLEM),
+        ("GPU 2", PROBLEM),
         ("new", UNKNOWN),
         ("disk [31m/data", OK),
     ]
-    assert checkup.checks[2].found == "a b"
+    assert "ECC" in checkup.checks[1].found and checkup.checks[1].remedy
+    assert checkup.checks[3].found == "a b"
     assert checkup.clock_offset_s is None
     with pytest.raises(LinkError, match="no checks"):
         doctor.checkup("h", {}, None)

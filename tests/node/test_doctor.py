@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import sysconfig
@@ -38,7 +39,9 @@ mount -t tmpfs -o size=8m,nr_inodes=20 none "$SMALL_FOLDER" && exec "$@"
 """
 
 
-def script(path: Path, text: str) -> str:
+def script(path: Path, text: str, *, anew: bool = False) -> str:
+    if anew:
+        path.unlink()  # a link would lead to the real Python
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
@@ -147,16 +150,22 @@ def test_environments_that_setup_made_are_found_and_half_ones_are_told(
     agent: Client, environment: dict[str, str]
 ) -> None:
     envs = Path(environment["HOME"]) / ".local" / "share" / "dflash-tui" / "envs"
-    envs.mkdir(parents=True)
+    built = envs / ".built"
+    built.mkdir(parents=True)
     for name, package, version in (("vllm-0.26.0", "vllm", "0.26.0"), ("trainer", "speculators", "0.9.0")):
-        OwnPython(envs / name).add(package, version, "")
-        (envs / name / "env.json").write_text("{}")
-    OwnPython(envs / "worker")
+        OwnPython(built / f"{name}-0123456789").add(package, version, "")
+        (built / f"{name}-0123456789" / "env.json").write_text(json.dumps({"name": name}))
+        (envs / name).symlink_to(f".built/{name}-0123456789")
+    OwnPython(built / "worker-9876543210")
     found = checks(agent, python=str(envs / "trainer" / "bin" / "python"), write=False)
     assert found["vLLM"].status == "ok"
-    assert found["vLLM"].found == f"0.26.0 in {envs}/vllm-0.26.0/bin/python"
+    assert found["vLLM"].found == f"0.26.0 in {built}/vllm-0.26.0-0123456789/bin/python"
     assert found["trainer"].found == "speculators 0.9.0 in the worker Python"
-    assert found["environment worker"].status == "warning"
+    half = found["environments"]
+    assert (half.status, half.found) == ("warning", f"not made to the end: {built}/worker-9876543210")
+    script(built / "vllm-0.26.0-0123456789" / "bin" / "python", "#!/bin/sh\nexit 1\n", anew=True)
+    found = checks(agent, python="no-such-python", write=False)
+    assert found["environment vllm-0.26.0"].status == "problem" and found["vLLM"].status == "warning"
 
 
 @pytest.mark.parametrize("python", ["no-such-python", "/nowhere/bin/python"])

@@ -1,45 +1,35 @@
-"""The environments that `setup` made on this node, and the versions of what is in each."""
+"""The environments that `setup` made on this node or is making, and the versions of what is in each."""
 
 import json
 import os
 import subprocess
 from typing import Any, Dict, List, Optional
 
-from dflash_tui.node import paths
+from dflash_tui.node.setup import places
 
 PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")
 _LIMIT_S = 20.0
 
 
-def folder() -> str:
-    """Where they live: $XDG_DATA_HOME/dflash-tui/envs, or below ~/.local/share."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.join(os.path.expanduser("~"), ".local", "share")
-    return os.path.join(base, "dflash-tui", "envs")
+def look() -> Dict[str, Any]:
+    """environments: name, python and packages (versions by name; None where its Python does not run) of each whole one.
+
+    half: the folders that no setup has finished. maker: the job that makes environments now, None where nobody does.
+    """
+    found = [
+        {"name": record["name"], "python": record["executable"], "packages": versions(record["executable"])}
+        for record in places.whole()
+    ]
+    return {"environments": found, "half": half(), "maker": places.lock_holder()}
 
 
-def look() -> List[Dict[str, Any]]:
-    """Of each one: name, python, packages (versions by name; {} where its Python does not answer) and whole."""
-    found = []
+def half() -> List[str]:
+    """What was begun and is not whole."""
     try:
-        names = sorted(os.listdir(folder()))
+        folders = [os.path.join(places.built(), name) for name in sorted(os.listdir(places.built()))]
     except OSError:
         return []
-    for name in names:
-        python = os.path.join(folder(), name, "bin", "python")
-        if not name.startswith(".") and os.path.exists(python):
-            about = paths.read_json(os.path.join(folder(), name, "env.json"))
-            packages = versions(python)
-            found.append(
-                {
-                    "name": name,
-                    "python": python,
-                    "packages": packages or {},
-                    "whole": about is not None and packages is not None,
-                }
-            )
-    return found
+    return [folder for folder in folders if os.path.isdir(folder) and places.record_of(folder) is None]
 
 
 def versions(python: str) -> Optional[Dict[str, Any]]:

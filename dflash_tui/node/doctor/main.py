@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from dflash_tui.node import disks, launching
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.doctor import cards, environments, folders, pythons, system
-from dflash_tui.node.doctor.checks import PROBLEM, UNKNOWN, WARNING, Check, ends_with, of_json
+from dflash_tui.node.doctor.checks import OK, PROBLEM, UNKNOWN, WARNING, Check, ends_with, of_json
 from dflash_tui.node.doctor.folders import Folder
 from dflash_tui.node.doctor.pythons import Node, Probed
 from dflash_tui.node.loop import Loop
@@ -161,25 +161,29 @@ def _worker(wanted: str, python: Optional[str], probe: Optional[Asked], node: No
 
 
 def _services(python: Optional[str], probe: Optional[Asked], envs: Asked, node: Node) -> List[Check]:
+    """vLLM and the trainer in the worker Python and in every environment; and those that are not whole."""
     found = []
     if probe is not None and "packages" in probe.facts:
         found.append(("the worker Python", probe.facts["packages"]))
     checks = []
     for one in envs.facts.get("environments", []):
-        if not one["whole"]:
-            checks.append(
-                Check(
-                    "environment %s" % one["name"],
-                    WARNING,
-                    "%s is not whole" % one["python"],
-                    "make it again: %s" % node.setup,
-                )
-            )
-        elif python is None or os.path.realpath(os.path.dirname(one["python"])) != os.path.realpath(
-            os.path.dirname(python)
-        ):
+        if one["packages"] is None:
+            found_there, remedy = "%s does not run" % one["python"], "make it again: %s" % node.setup
+            checks.append(Check("environment %s" % one["name"], PROBLEM, found_there, remedy))
+        elif python is None or not _same_folder(one["python"], python):
             found.append((one["python"], one["packages"]))
+    maker = envs.facts.get("maker")
+    if maker is not None:
+        checks.append(Check("environments", OK, "job %s makes some now" % maker if maker else "some are made now"))
+    elif envs.facts.get("half"):
+        half = ", ".join(envs.facts["half"])
+        checks.append(Check("environments", WARNING, "not made to the end: %s" % half, "go on with: %s" % node.setup))
     return checks + pythons.services(found, node)
+
+
+def _same_folder(one: str, other: str) -> bool:
+    # Of the folders: the Pythons themselves lead to one and the same that they were made from.
+    return os.path.realpath(os.path.dirname(one)) == os.path.realpath(os.path.dirname(other))
 
 
 def _silent(group: List[Folder], part: Asked) -> List[Check]:
@@ -207,7 +211,7 @@ def _task_cards(request: Request) -> None:
 
 
 def _task_environments(request: Request) -> None:
-    _say(environments=environments.look())
+    _say(**environments.look())
 
 
 TASKS: Dict[str, Callable[[Request], None]] = {

@@ -8,6 +8,9 @@ ssh_config = "~/.ssh/config"
 
 [python]                             # the worker Python of a host; "*" for every other one
 gpu-1 = "/opt/worker/bin/python"
+
+[env]                                # of every job, on its node
+HF_HOME = "/data/huggingface"
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+from dflash_tui.node.secrets import NAMES as SECRETS
 
 APP = "dflash-tui"
 CONFIG_VARIABLE = "DFLASH_TUI_CONFIG"
@@ -41,6 +46,7 @@ class Settings:
     python: worker Python by host, `EVERY_HOST` for those not named; ask `python_for`.
     refresh: seconds between two drawings of the metrics.
     screen: the screen that the console opens on.
+    env: variables of the jobs that are started; those of `--env` over those of the file.
     hf_token: the hub's token where an option names one; it is never shown: see `hftoken`.
     """
 
@@ -52,6 +58,7 @@ class Settings:
     refresh: float = 1.0
     accept_new_host_key: bool = False
     screen: str = "fleet"
+    env: Mapping[str, str] = field(default_factory=dict)
     hf_token: str = field(default="", repr=False)
 
     def python_for(self, host: str) -> str | None:
@@ -97,7 +104,8 @@ def load(path: Path | None = None) -> Settings:
         try:
             values[key] = _KEYS[key](value)
         except ValueError as error:
-            raise ConfigError(f"{file}: {key} must be {error}, not {value!r}") from None
+            shown = "" if key == "env" else f", not {value!r}"  # a token that stands there by mistake is not shown
+            raise ConfigError(f"{file}: {key} must be {error}{shown}") from None
     return Settings(**values)
 
 
@@ -137,6 +145,18 @@ def _pythons(value: Any) -> dict[str, str]:
     return value
 
 
+def variables(value: Any) -> dict[str, str]:
+    """Environment variables of jobs. Raises ValueError, which shows no value of a secret."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) and "\0" not in text for text in value.values()):
+        raise ValueError('a table of texts, as HF_HOME = "/data/huggingface"')
+    for name in value:
+        if not name or "=" in name:
+            raise ValueError("a table of variables with names")
+        if name in SECRETS:
+            raise ValueError(f"without {name}, for it is kept in files (a token goes by --hf-token-file)")
+    return value
+
+
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "hosts": _hosts,
     "theme": _text,
@@ -144,4 +164,5 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "ssh_config": _path,
     "python": _pythons,
     "refresh": _seconds,
+    "env": variables,
 }

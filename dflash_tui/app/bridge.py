@@ -39,6 +39,7 @@ class NodeLinkLike(Protocol):
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
+        env: Mapping[str, str] = ...,
         secrets: Mapping[str, str] = ...,
     ) -> Future[Mapping[str, Any]]: ...
 

@@ -62,6 +62,7 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
                 gpus=launch.gpus,
                 share=launch.share,
                 timeout=PLAN_TIMEOUT_S,
+                env={**launch.env, **node.env},
                 secrets=node.secrets_for(launch.verb, launch.spec),
             ),
             PLAN_TIMEOUT_S + 10,

@@ -30,6 +30,7 @@ class Node:
 
     def __init__(self, host: str, settings: Settings) -> None:
         self.host = host
+        self.env = settings.env
         self._settings = settings
         self._told_of_token = False
         self.facts: queue.SimpleQueue[Fact] = queue.SimpleQueue()

@@ -78,7 +78,7 @@ def ask_plan(node: Node, order: Order) -> Mapping[str, Any]:
     spec = order.spec
     fields, secrets = spec.to_json(), node.secrets_for(spec.verb, spec.to_json())
     future = node.link.plan(
-        spec.verb, fields, gpus=order.gpus, share=order.share, timeout=PLAN_TIMEOUT_S, secrets=secrets
+        spec.verb, fields, gpus=order.gpus, share=order.share, timeout=PLAN_TIMEOUT_S, env=node.env, secrets=secrets
     )
     return node.answer(future, PLAN_TIMEOUT_S + _AROUND_A_PLAN_S)
 
@@ -104,6 +104,7 @@ def submit(node: Node, order: Order) -> Job:
 def start(node: Node, launch: Launch) -> Job:
     """Launches. The id is made here, so that a repeated request starts nothing twice."""
     secrets = node.secrets_for(launch.verb, launch.spec)
+    launch = launch._replace(env={**launch.env, **node.env})
     return node.answer(node.link.launch(new_job_id(launch.verb), launch, secrets=secrets), _LAUNCH_S)
 
 

@@ -159,7 +159,7 @@ class NodeLink:
 
         secrets: {"HF_TOKEN": …} for the runner; the node keeps it in memory alone.
         """
-        fields = {"job": job_id, "launch": launch._asdict(), **beside(secrets)}
+        fields = {"job": job_id, "launch": launch._asdict(), **beside(secrets=secrets)}
         return then(self.request("launch", timeout=_AGENT_LAUNCHES_S, **fields), job_of)
 
     def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]:
@@ -178,6 +178,7 @@ class NodeLink:
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120.0,
+        env: Mapping[str, str] = NOTHING,
         secrets: Mapping[str, str] = NOTHING,
     ) -> Future[Mapping[str, Any]]:
         """What `backends plan` says on the node about `spec` (the JSON object of `verb`'s spec); `secrets` as for a launch."""
@@ -189,7 +190,7 @@ class NodeLink:
             gpus=list(gpus),
             share=share,
             timeout_s=timeout,
-            **beside(secrets),
+            **beside(env=env, secrets=secrets),
         )
         return then(asked, lambda reply: facts.clean_tree(reply.header.get("plan") or {}))
 

@@ -146,6 +146,6 @@ def position_of(reply: Reply) -> FilePosition:
     return FilePosition(*(facts.whole(reply.header.get(name)) or 0 for name in names))
 
 
-def beside(secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The field of a request that carries secrets; none where there are none, for an agent may be older than that."""
-    return {"secrets": dict(secrets)} if secrets else {}
+def beside(**fields: Mapping[str, str]) -> dict[str, Any]:
+    """Those fields of a request that hold something."""
+    return {name: dict(value) for name, value in fields.items() if value}

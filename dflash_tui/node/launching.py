@@ -55,19 +55,33 @@ def launch_of(data: Any) -> Launch:
         "python": isinstance(launch.python, str),
         "spec": isinstance(launch.spec, dict),
         "share": isinstance(launch.share, bool),
-        "env": isinstance(launch.env, dict)
-        and all(_variable(name) and isinstance(value, str) and "\0" not in value for name, value in launch.env.items()),
+        "env": _is_environment(launch.env),
         "stop_grace_s": _number(launch.stop_grace_s) and 0 <= launch.stop_grace_s <= 86400,
         "stop_target": launch.stop_target == "runner",
         "log_limit_bytes": isinstance(launch.log_limit_bytes, int) and launch.log_limit_bytes >= 1 << 16,
     }
-    secret = sorted(set(secrets.NAMES) & set(launch.env)) if checks["env"] else []
-    if secret:  # before the others: their messages show what they are about
-        raise _bad("launch: %s must not stand in env, which is kept in a file; it goes into `secrets`" % secret[0])
+    if checks["env"]:  # before the others: their messages show what they are about
+        env_of(launch.env, "launch")
     for name, good in checks.items():
         if not good:
             raise _bad("launch: %s cannot be %r" % (name, getattr(launch, name)))
     return launch
+
+
+def env_of(value: Any, what: str) -> Dict[str, str]:
+    """Environment variables of a request. Raises Refused (bad-request)."""
+    if not _is_environment(value):
+        raise _bad("%s: env cannot be %r" % (what, value))
+    for name in secrets.NAMES:
+        if name in value:
+            raise _bad("%s: %s must not stand in env, which is kept in a file; it goes into `secrets`" % (what, name))
+    return dict(value)
+
+
+def _is_environment(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _variable(name) and isinstance(text, str) and "\0" not in text for name, text in value.items()
+    )
 
 
 def _variable(name: Any) -> bool:

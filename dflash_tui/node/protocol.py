@@ -11,7 +11,7 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | ping    |                                                               | `time` (the node's clock, seconds since 1970) |
 | list    |                                                               | `jobs`: list of job records, the newest; `whole`: whether these are all |
 | gpus    | `select`: list of indices or UUIDs as text, `share`           | `gpus`: `[{index, uuid, name}]`; an error where one is unknown, locked or busy |
-| plan    | `python`, `spec`, `gpus`, `share`, `timeout_s`, optional `secrets` | `plan`: what `backends plan` printed |
+| plan    | `python`, `spec`, `gpus`, `share`, `timeout_s`, optional `env`, `secrets` | `plan`: what `backends plan` printed |
 | launch  | `job` (an id made by the console), `launch`: see `Launch`, optional `secrets` | `job`: the job's record; the same id twice launches once |
 | stop    | `job`, `force`                                                | at once for a running job; for an orphaned one after its strays are gone |
 | tail    | `job` and `file`, or `path`; `offset` (negative: from the end); optional `dev`, `ino` of the file that the offset belongs to; `credit` (bytes) | `dev`, `ino`, `offset`, `size`; then `tail` pushes |

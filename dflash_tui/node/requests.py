@@ -172,8 +172,7 @@ class Requests:
         timeout = header.get("timeout_s", 120.0)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
             raise Refused(protocol.BAD_REQUEST, "plan: timeout_s must be seconds, at most 3600, not %r" % (timeout,))
-
-        sent = secrets.of_request(header)
+        sent, more = secrets.of_request(header), launching.env_of(header.get("env") or {}, "plan")
 
         def then() -> None:
             cards = self._choose(wanted, share)
@@ -181,7 +180,7 @@ class Requests:
                 number,
                 str(request.get("verb")),
                 str(header.get("python") or ""),
-                lambda python: self._run_plan(number, request, python, cards, timeout, sent),
+                lambda python: self._run_plan(number, request, python, cards, timeout, sent, more),
                 lambda refused: self._refuse(number, refused),
             )
 
@@ -195,12 +194,13 @@ class Requests:
         cards: List[gpus.Card],
         timeout: float,
         sent: Dict[str, str],
+        more: Dict[str, str],
     ) -> None:
         def ended(result: Ended) -> None:
             self._guarded(number, lambda: self._answer(number, {"plan": plans.plan_of(result, timeout)}))
 
         data = json.dumps(dict(request, spec=launching.with_gpus(request["spec"], cards))).encode()
-        env = launching.environment()
+        env = {**launching.environment(), **more}
         uuids = ",".join(str(card["uuid"]) for card in cards)
         env.update(
             CUDA_DEVICE_ORDER="PCI_BUS_ID",

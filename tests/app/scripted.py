@@ -119,6 +119,7 @@ class ScriptedLink:
         gpus: tuple[str, ...] = (),
         share: bool = False,
         timeout: float = 120,
+        env: Mapping[str, str] = NOTHING,
         secrets: Mapping[str, str] = NOTHING,
     ) -> Future[Mapping[str, Any]]:
         self.secrets.append(dict(secrets))

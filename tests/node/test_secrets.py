@@ -111,6 +111,16 @@ def test_no_refusal_shows_a_token(agent: Client, tmp_path: Path, fields: dict[st
     assert holders(tmp_path, [agent.process.pid]) == []
 
 
+def test_a_plan_has_the_variables_of_its_job_and_no_token_among_them(agent: Client, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    request = {"verb": "extract", "spec": {"do": [["environment", str(shown)]]}}
+    agent.ask("plan", spec=request, python=sys.executable, env={"HF_HOME": "/data/hf"})
+    assert json.loads(shown.read_text())["HF_HOME"] == "/data/hf"
+    with pytest.raises(Refusal, match="HF_TOKEN must not stand in env") as refused:
+        agent.ask("plan", spec=request, python=sys.executable, env={"HF_TOKEN": TOKEN})
+    assert TOKEN not in str(refused.value)
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     hub = Hub()

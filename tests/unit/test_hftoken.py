@@ -78,6 +78,23 @@ def test_a_token_file_is_read_and_what_is_none_is_refused_without_showing_it(own
         hftoken.given(file, True)
 
 
+def test_variables_of_jobs_are_those_of_the_file_and_the_options_and_never_a_token(own_home: Path) -> None:
+    file = own_home / "dflash-tui" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('[env]\nHF_HOME = "/data/hf"\nHF_ENDPOINT = "https://mirror"')
+    words = ["jobs", "--env", "HF_HOME=/other", "--env", "EMPTY="]
+    settings = cli.settings_of(cli.make_parser().parse_args(words))
+    assert settings.env == {"HF_HOME": "/other", "HF_ENDPOINT": "https://mirror", "EMPTY": ""}
+    for wrong in ("HF_TOKEN=hf_secret", "NAME", "=x"):
+        with pytest.raises(CommandError) as refused:
+            cli.make_parser().parse_args(["jobs", "--env", wrong])
+        assert "hf_secret" not in str(refused.value)
+    file.write_text('[env]\nHF_TOKEN = "hf_secret"')
+    with pytest.raises(ConfigError, match="a token goes by --hf-token-file") as unfit:
+        cli.settings_of(cli.make_parser().parse_args(["jobs"]))
+    assert "hf_secret" not in str(unfit.value)
+
+
 def test_to_ask_for_a_token_a_terminal_is_needed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dflash_tui.cli", "jobs", "--ask-hf-token", "--json"],

@@ -248,6 +248,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             if not await self.app.push_screen_wait(ConfirmScreen(question, text, "Start it")):
                 return
             self._say(f"{node.host}: planning {job.name or job.id} again")
+            launch = launch._replace(env={**launch.env, **self.console.settings.env})
             secrets = secrets_for(launch.verb, launch.spec, self.console.settings)
             asked = link.plan(
                 launch.verb,
@@ -255,6 +256,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
                 python=launch.python,
                 gpus=launch.gpus,
                 share=launch.share,
+                env=launch.env,
                 secrets=secrets,
             )
             plan = await asyncio.wrap_future(asked)

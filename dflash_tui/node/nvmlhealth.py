@@ -81,8 +81,11 @@ class Health:
 
     def _keep(self, key: str, period: float, read: Callable[[Questions], Any]) -> Any:
         now = self._clock()
-        if now >= self._due.get(key, now):
-            self._due[key] = now + period * (self._spread if key not in self._due else 1.0)
+        due = self._due.get(key)
+        if due is None or now >= due:
+            # At the start, and after a pause, all cards are due at once.
+            together = due is None or now > due + period / 2
+            self._due[key] = now + period * (self._spread if together else 1.0)
             self._kept[key] = read(self._ask)
         return self._kept[key]
 

@@ -43,6 +43,8 @@ FIELDS: Tuple[Tuple[str, ...], ...] = (
 )
 NEWEST: Tuple[Tuple[str, str], ...] = tuple([(names[0], names[0]) for names in FIELDS])
 REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
+# Fields that came into nvidia-smi together: where one is not known, none is.
+TOGETHER = ("remapped_rows.", "mig.mode.")
 YES, NO = ("Yes", "Enabled", "Active"), ("No", "Disabled", "Not Active")
 Row = Dict[str, str]
 
@@ -68,7 +70,11 @@ class Query(NamedTuple):
             names = other[name]
             left = names[names.index(asked) + 1 :]
             new = ((name, left[0]),) if left else ()
-            return Query(self.fields[:place] + new + self.fields[place + 1 :])
+            rest = self.fields[place + 1 :]
+            for family in TOGETHER:
+                if name.startswith(family):
+                    rest = tuple(pair for pair in rest if not pair[0].startswith(family))
+            return Query(self.fields[:place] + new + rest)
         return None
 
     def rows(self, text: str) -> List[Row]:

@@ -8,6 +8,9 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What the demo needs, and with it what the tests need.
+WORKER := $(VENV)/.installed-worker
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -18,15 +21,20 @@ help:
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml
+$(WORKER): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setting up $(VENV) (about 2 GB with torch)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,trainer,dev]'
-	@# The trainer itself comes without its torchvision and torchaudio, which break every model class beside another torch.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --group trainer
+	@$(PIP) --upgrade pip
+	@$(PIP) '$(TORCH)'
+	@$(PIP) --editable '.[worker]'
+	@touch $(WORKER)
+
+$(INSTALLED): $(WORKER)
+	@echo "adding the trainer and the tests' tools"
+	@$(PIP) --editable '.[worker,trainer,dev]'
+	@# The trainer itself comes without its torchvision and torchaudio: beside another torch they break every model class.
+	@$(PIP) --no-deps --group trainer
 	@touch $(INSTALLED)
 
 # What the tests drive besides Python: a real sshd and a real terminal.
@@ -41,7 +49,7 @@ lint: setup
 	@$(BIN)/lint-imports
 	@$(BIN)/vermin --quiet -t=3.8- --eval-annotations dflash_tui/node
 
-demo: setup
+demo: $(WORKER)
 	@$(BIN)/dflash-tui demo
 
 test: setup system

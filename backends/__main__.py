@@ -1,4 +1,4 @@
-"""The commands of a worker Python: plan, prepare, extract, verify, parity, demo.
+"""The commands of a worker Python: plan, prepare, extract, verify, parity, export, demo.
 
     python backends/__main__.py VERB SPEC.json [--events EVENTS.jsonl]
     python backends/__main__.py plan -          the spec on stdin as {"verb": VERB, "spec": {...}}
@@ -45,7 +45,7 @@ from backends.spec import SPECS, Spec, SpecError  # noqa: E402
 
 Verb = Callable[[Any, EventLog, Callable[[], bool]], dict[str, Any]]
 
-VERBS = ("plan", "prepare", "extract", "verify", "parity", "demo")
+VERBS = ("plan", "prepare", "extract", "verify", "parity", "export", "demo")
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
 
 
@@ -67,6 +67,10 @@ def _verb(name: str) -> Verb:
         from backends.parity import parity
 
         return parity
+    if name == "export":
+        from backends.export import export
+
+        return export
     from backends.demo.run import demo
 
     return demo

@@ -231,6 +231,30 @@ class ParitySpec(Spec):
 
 
 @dataclass(frozen=True, slots=True)
+class ExportSpec(Spec):
+    """An extraction in SpecForge's offline layout for DFlash: `rows_<a>-<b>/data_<row>.ckpt`, one file a sample.
+
+    output: folder that an extraction wrote. to: folder for SpecForge's files; an earlier export of the same is gone on with.
+    rows_per_folder: SpecForge's own is 2000.
+    dataset: None takes what the manifest names; the loss masks are its.
+    min_free_bytes: the job ends by itself before the disk of `to` has less than this left.
+    """
+
+    verb: ClassVar[str] = "export"
+
+    output: str
+    to: str
+    rows_per_folder: int = 2000
+    dataset: str | None = None
+    min_free_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        _text(self, "output", "to")
+        _whole(self, "rows_per_folder", 1)
+        _whole(self, "min_free_bytes", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class DemoSpec(Spec):
     """The whole loop on a tiny model: build it, prepare real conversations, extract, verify, recompute some.
 
@@ -273,5 +297,5 @@ class DemoSpec(Spec):
 
 
 SPECS: dict[str, type[Spec]] = {
-    spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, ParitySpec, DemoSpec)
+    spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, ParitySpec, ExportSpec, DemoSpec)
 }

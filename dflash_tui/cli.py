@@ -14,7 +14,21 @@ from typing import Any, NoReturn
 
 from backends.spec import SpecError
 from dflash_tui import __version__, config, hftoken
-from dflash_tui.commands import demo, doctor, jobs, launch, logs, parity, plan, prepare, setup, status, stop, verify
+from dflash_tui.commands import (
+    demo,
+    doctor,
+    export,
+    jobs,
+    launch,
+    logs,
+    parity,
+    plan,
+    prepare,
+    setup,
+    status,
+    stop,
+    verify,
+)
 from dflash_tui.commands.console import open_console
 from dflash_tui.commands.outcome import EXIT_CODES_HELP, CommandError, Exit, of_link_error
 from dflash_tui.commands.output import report
@@ -33,6 +47,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "logs": (logs.HELP, logs.add_arguments, logs.run),
     "prepare": (prepare.HELP, prepare.add_arguments, prepare.run),
     "verify": (verify.HELP, verify.add_arguments, verify.run),
+    "export": (export.HELP, export.add_arguments, export.run),
     "parity": (parity.HELP, parity.add_arguments, parity.run),
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "setup": (setup.HELP, setup.add_arguments, setup.run),
@@ -105,10 +120,29 @@ def _add_common(parser: argparse.ArgumentParser, *, before: bool) -> None:
         metavar="FILE",
         help="token for models and datasets named on the hub (default: HF_TOKEN, else that of `hf auth login`)",
     )
+    common.add_argument(
+        "--env",
+        type=_variable,
+        action="append",
+        default=absent,
+        metavar="NAME=VALUE",
+        help="variable of the jobs that are started, as HF_HOME=/data/hf or HF_ENDPOINT=https://mirror; may be repeated",
+    )
     common.add_argument("--ask-hf-token", action="store_true", default=off, help="ask for that token on the terminal")
     common.add_argument("--read-only", action="store_true", default=off, help="launch, stop and write nothing")
     common.add_argument("--theme", default=absent, metavar="NAME", help="theme of the console")
     common.add_argument("--json", action="store_true", default=off, help="one JSON document on stdout")
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    try:
+        config.variables({name: value})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be: give NAME=VALUE, {error}") from None
+    if not given:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -126,6 +160,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         theme=args.theme or settings.theme,
         read_only=args.read_only or settings.read_only,
         accept_new_host_key=args.accept_new_host_key,
+        env={**settings.env, **dict(args.env or ())},
         hf_token=hftoken.given(args.hf_token_file, args.ask_hf_token),
     )
 

@@ -7,11 +7,12 @@ from typing import Any
 from backends.environment import require_packages, torchvision_warnings, versions
 from backends.errors import JobError
 from backends.plan.download import looked_up
+from backends.plan.export import plan_export
 from backends.plan.extract import plan_extract
 from backends.plan.parity import plan_parity
 from backends.plan.prepare import plan_prepare
 from backends.plan.verify import plan_verify
-from backends.spec import ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
+from backends.spec import ExportSpec, ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
 
 
 def refusal(message: str, remedy: str) -> dict[str, Any]:
@@ -31,6 +32,8 @@ def plan(spec: Spec) -> dict[str, Any]:
             facts, warnings = plan_verify(spec)
         elif isinstance(spec, ParitySpec):
             facts, warnings = plan_parity(spec)
+        elif isinstance(spec, ExportSpec):
+            facts, warnings = plan_export(spec)
         else:
             require_packages()
             facts, warnings = {"versions": versions()}, torchvision_warnings()

@@ -253,7 +253,7 @@ def fetch(snapshot: Snapshot, events: EventLog, should_stop: Callable[[], bool],
 
     def download() -> None:
         try:
-            transfer.run(name, snapshot.commit, list(missing), _AT_ONCE)
+            transfer.run(name, snapshot.commit, _repository(name), list(missing), _AT_ONCE)
         except Exception as error:  # as above
             if transfer.stopped:
                 return

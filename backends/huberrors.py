@@ -35,7 +35,9 @@ def explain(error: BaseException, name: HubName, token_sent: bool) -> JobError:
     names = [{base.__name__ for base in type(cause).__mro__} for cause in causes]
     has = {name for each in names for name in each}
     for cause in causes:
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        # Xet's part of the library tells it by its text alone.
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "No space left on device" in str(cause):
             return JobError(
                 f"the disk of the hub's cache {_cache()} is full", "free some space, or set HF_HOME to another disk"
             )

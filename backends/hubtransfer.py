@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
+import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from backends import credentials
 from backends.hubname import HubName
+
+# An older library has no second part in the name, and goes on with such a file.
+_HALF = re.compile(r"[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete")
+_STALE_S = 3600.0
 
 
 class Transfer:
@@ -26,8 +32,9 @@ class Transfer:
     def stop(self) -> None:
         self.stopped = True
 
-    def run(self, name: HubName, commit: str, files: list[str], at_once: int) -> None:
+    def run(self, name: HubName, commit: str, repository: Path, files: list[str], at_once: int) -> None:
         """Downloads files of a commit into the hub's cache. Raises what the library raises."""
+        remove_stale(repository)
         huggingface_hub.snapshot_download(
             name.name,
             repo_type=name.kind,
@@ -45,6 +52,14 @@ class Transfer:
                 target = link.readlink()
                 if target.suffix == ".incomplete" and repository in target.parents:
                     target.unlink()
+
+
+def remove_stale(repository: Path) -> None:
+    """Removes half files that killed downloads left: a living one writes at least once an hour. Others' names stay."""
+    for path in (repository / "blobs").glob("*.incomplete"):
+        with contextlib.suppress(OSError):
+            if _HALF.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_S:
+                path.unlink()
 
 
 def _bar_of(transfer: Transfer) -> type[Any]:

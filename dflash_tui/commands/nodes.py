@@ -183,6 +183,8 @@ def path_on(host: str, text: str) -> str:
     """A path as the node must see it: a node reached over SSH has no current folder. Raises CommandError."""
     if not text:
         raise CommandError(Exit.BAD_INPUT, "a path is empty", "write where it is")
+    if text.startswith(SCHEME):
+        raise CommandError(Exit.BAD_INPUT, f"{text!r} is a name on the hub, and this must be a folder", "write a path")
     if host == LOCAL:
         return str(Path(text).expanduser().absolute())
     if not PurePosixPath(text).is_absolute():

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,23 @@ class Machine:
         whole: bool = False,
         token: str = "",
         env: Mapping[str, str] | None = None,
+        around: Sequence[str] = (),
     ) -> Run:
-        """Starts a job; `whole`: with the verb's own work, else it ends once its names are resolved."""
+        """Starts a job; `whole`: with the verb's own work, else it ends once its names are resolved. around: runs it."""
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
         folder.mkdir()
         (folder / "spec.json").write_text(json.dumps(dict(spec)))
         program = [str(ROOT / "backends" / "__main__.py")] if whole else ["-c", RESOLVE]
-        words = [sys.executable, *program, verb, str(folder / "spec.json"), "--events", str(folder / "events.jsonl")]
+        words = [
+            *around,
+            sys.executable,
+            *program,
+            verb,
+            str(folder / "spec.json"),
+            "--events",
+            str(folder / "events.jsonl"),
+        ]
         return Run(words, folder, self._start(words, env, token, None))
 
     def run(self, verb: str = "extract", spec: Mapping[str, Any] | None = None, **options: Any) -> Done:

@@ -173,6 +173,41 @@ def test_a_stop_in_the_middle_keeps_whole_files_and_the_same_again_goes_on(machi
     assert files(snapshot(machine, hub)) == NEEDED
 
 
+def test_half_files_that_a_killed_download_left_are_removed_and_young_or_foreign_ones_are_not(
+    machine: Machine, hub: Hub
+) -> None:
+    blobs = machine.cache / "models--org--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    dead, young, foreign = (blobs / f"{'a' * 64}.{name}incomplete" for name in ("0123abcd.", "4567abcd.", ""))
+    for path in (dead, young, foreign):
+        path.write_bytes(b"half")
+    for path in (dead, foreign):
+        os.utime(path, (1, 1))
+    assert machine.run().status == 0
+    assert (dead.exists(), young.exists(), foreign.exists()) == (False, True, True)
+
+
+SMALL_DISK = 'mount -t tmpfs -o size=700k none "$1" && shift && exec "$@"'
+
+
+def test_a_disk_that_fills_up_during_the_download_is_said(machine: Machine, hub: Hub) -> None:
+    folder = machine.home / "hf"
+    folder.mkdir()
+    hub.faults.hold = threading.Event()
+    around = ["unshare", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", str(folder)]
+    run = machine.begin("extract", machine.spec(), around=around)
+    until(hub.holding.is_set, "a transfer in its middle")
+    filler = Path(f"/proc/{run.process.pid}/root{folder}/filler")
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    hub.faults.hold.set()
+    done = run.wait()
+    assert done.status == 2, done
+    assert f"the disk of the hub's cache {folder}/hub is full" in done.line
+    assert "HF_HOME" in done.line
+
+
 def test_a_transfer_that_breaks_off_goes_on_by_itself(machine: Machine, hub: Hub) -> None:
     hub.faults.cut = 1
     done = machine.run()

@@ -65,27 +65,26 @@ def _make_python(wanted: Wanted, base: Base, wheels: str, folder: str, programs:
             return
     report.phase("%s: making the environment with %s (%s)" % (wanted.name, base.path, base.version))
     shutil.rmtree(folder, ignore_errors=True)
-    more = [] if base.ensurepip else ["--without-pip"]
-    ended = programs.run([base.path, "-I", "-m", "venv", *more, folder])
+    # Without ensurepip, which Debian lacks, and which compiles all of pip where it is there.
+    ended = programs.run([base.path, "-I", "-m", "venv", "--without-pip", folder])
     if ended.code != 0:
         raise cause_of(ended.lines, wanted.name, base.version, wheels) if ended.lines else Refusal("venv failed")
-    if not base.ensurepip:
-        _get_pip(base, wheels, python, programs, wanted.name)
+    _get_pip(base, wheels, python, programs, wanted.name)
     paths.write_json(marker, {"base": base.path, "python": base.version, "created": time.time()})
 
 
-def pip_wheels(wheels: str) -> List[str]:
-    """Wheels of pip, the best first: of the folder that was named, then what Debian keeps for this purpose."""
-    found: List[str] = []
-    for place in (wheels, _PIP_OF_DEBIAN):
-        if place:
-            found += sorted(glob.glob(os.path.join(glob.escape(place), "pip-*.whl")), reverse=True)
-    return found
+def pip_wheel(base: Base, wheels: str) -> str:
+    """A wheel of pip: of the folder that was named, of the base's ensurepip, or what Debian keeps; "" where none is."""
+    found = sorted(glob.glob(os.path.join(glob.escape(wheels), "pip-*.whl")), reverse=True) if wheels else []
+    if base.pip_wheel:
+        found.append(base.pip_wheel)
+    found += glob.glob(os.path.join(_PIP_OF_DEBIAN, "pip-*.whl"))
+    return found[0] if found else ""
 
 
 def check_pip(base: Base, wheels: str) -> None:
     """Whether there is a way to get pip into an environment. Raises Refusal."""
-    if not base.ensurepip and not base.pip and not pip_wheels(wheels):
+    if not base.pip and not pip_wheel(base, wheels):
         raise Refusal(
             "%s has neither ensurepip nor pip" % base.path,
             "apt install python3-venv (as root), or put a wheel of pip into a folder and name it with --wheels",
@@ -94,10 +93,19 @@ def check_pip(base: Base, wheels: str) -> None:
 
 def _get_pip(base: Base, wheels: str, python: str, programs: Programs, name: str) -> None:
     """pip into an environment without it: by a wheel of pip, which can be run as it is, else by the base's own pip."""
-    found = pip_wheels(wheels)
-    if found:
+    wheel = pip_wheel(base, wheels)
+    if wheel:
         # A wheel is a zip file, and Python runs a package out of it.
-        command = [python, "-I", os.path.join(found[0], "pip"), "install", "--no-index", found[0]]
+        command = [
+            python,
+            "-I",
+            os.path.join(wheel, "pip"),
+            "install",
+            "--no-user",
+            "--no-index",
+            "--no-compile",
+            wheel,
+        ]
     else:
         command = [base.path, "-m", "pip", "--python", python, "install", "pip"]
     ended = programs.run(command)

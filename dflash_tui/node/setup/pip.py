@@ -180,7 +180,7 @@ _NO_VERSION = re.compile(
     r"Could not find a version that satisfies the requirement (?P<what>[^(]+?) ?(?:\(from .*?\) ?)?\(from versions: (?P<have>[^)]*)\)"
 )
 _NO_MATCH = re.compile(r"No matching distribution found for (?P<what>[^(]+)")
-_NO_BUILD = re.compile(r"Failed (?:building wheel for|to build) (?P<what>\S+)|metadata-generation-failed")
+_NO_BUILD = re.compile(r"Failed (?:building wheel for|to build) (?P<what>\S+)")
 _CLASH = re.compile(r"Cannot install (?P<what>.+?) because these package versions have conflicting dependencies")
 
 
@@ -210,6 +210,11 @@ def cause_of(lines: Sequence[str], name: str, python: str, wheels: str) -> Refus
                 "%s has no wheel of %s for Python %s" % (wheels, what, python),
                 "fill it with `dflash-tui setup --download DIR --node-python %s`" % ".".join(python.split(".")[:2]),
             )
+        if have == "none":
+            return Refusal(
+                "the package index has no wheel of %s for Python %s on this machine" % (what, python),
+                "name another version or --python; where the index cannot be reached, a folder with --wheels",
+            )
         there = ", ".join(have.split(", ")[-3:])
         return Refusal(
             "%s has no wheel for Python %s on this machine (there are %s)" % (what, python, there),
@@ -219,8 +224,8 @@ def cause_of(lines: Sequence[str], name: str, python: str, wheels: str) -> Refus
     if clash:
         return Refusal("%s cannot be had together" % clash.group("what"), "change --torch or --pins")
     unbuilt = _NO_BUILD.search(text)
-    if unbuilt:
-        what = unbuilt.groupdict().get("what") or "a package"
+    if unbuilt or "metadata-generation-failed" in text:
+        what = unbuilt.group("what") if unbuilt else "a package"
         return Refusal(
             "%s has no wheel for Python %s, and building it failed" % (what.rstrip(","), python),
             "name another --python, or a version that has one",

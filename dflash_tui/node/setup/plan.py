@@ -91,19 +91,12 @@ def answer(spec: SetupSpec) -> Dict[str, Any]:
         "where": places.root(),
         "base_python": plan.base.path,
         "base_version": plan.base.version,
-        "pip_from": _pip_from(plan),
+        "pip_from": build.pip_wheel(plan.base, plan.wheels) or "pip of %s" % plan.base.path,
         "wheels": plan.wheels or None,
         "driver": plan.driver or None,
         "bytes_total": plan.bytes_needed,
         "disk_free_bytes": places.free_bytes(),
     }
-
-
-def _pip_from(plan: Plan) -> str:
-    if plan.base.ensurepip:
-        return "ensurepip"
-    found = build.pip_wheels(plan.wheels)
-    return found[0] if found else "pip of %s" % plan.base.path
 
 
 def busy(holder: str) -> Refusal:

@@ -31,20 +31,26 @@ _ASK = (
     "    try: __import__(name)\n"
     "    except ImportError: return 0\n"
     "    return 1\n"
+    "def wheel():\n"
+    "    try: import ensurepip, glob, os, sysconfig\n"
+    "    except ImportError: return ''\n"
+    "    places = [os.path.join(os.path.dirname(ensurepip.__file__), '_bundled')]\n"
+    "    places.append(sysconfig.get_config_var('WHEEL_PKG_DIR') or '')\n"
+    "    return ([p for place in places for p in glob.glob(os.path.join(place, 'pip-*.whl'))] + [''])[0]\n"
     # What a link, a shim or an environment leads to: that one stays, and is the same for all its names.
     "path = getattr(sys, '_base_executable', '') or sys.executable\n"
     "version = '%d.%d.%d' % sys.version_info[:3]\n"
-    "print('dflash-tui ' + json.dumps([path, version, has('venv'), has('ensurepip'), has('pip')]))\n"
+    "print('dflash-tui ' + json.dumps([path, version, has('venv'), wheel(), has('pip')]))\n"
 )
 
 
 @dataclass(frozen=True)
 class Base:
-    """A Python that environments can be made with. How pip gets into them: by `ensurepip`, else by the `pip` that it has."""
+    """A Python that environments can be made with. pip_wheel: what its ensurepip would install, "" where it has none."""
 
     path: str
     version: str
-    ensurepip: bool
+    pip_wheel: str
     pip: bool
 
     @property
@@ -112,8 +118,8 @@ def _ask(path: str) -> Tuple[Optional[Base], str]:
     if asked.returncode != 0 or word != "dflash-tui":
         errors = asked.stderr.decode("utf-8", "replace").strip().splitlines()
         return None, "does not run: %s" % (errors[-1][:200] if errors else "no Python answered")
-    real, version, venv, ensurepip, pip = json.loads(told)
-    base = Base(real or path, version, bool(ensurepip), bool(pip))
+    real, version, venv, wheel, pip = json.loads(told)
+    base = Base(real or path, version, wheel, bool(pip))
     if base.numbers[:2] < OLDEST_PYTHON:
         return None, "is %s, and %d.%d is the oldest that works" % (base.version, *OLDEST_PYTHON)
     if not venv:

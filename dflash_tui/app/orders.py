@@ -13,16 +13,17 @@ from backends.spec import SPECS, SpecError
 from dflash_tui.config import LOCAL
 from dflash_tui.node.protocol import Launch
 
-VERBS = ("extract", "prepare", "verify")
+VERBS = ("extract", "prepare", "verify", "parity")
 
 # The fields of each verb, in the order of the form; a field that is left empty takes the spec's default.
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "extract": ("model", "dataset", "output", "layers", "dtype", "device", "first", "last"),
+    "extract": ("model", "dataset", "output", "layers", "dtype", "file_dtype", "device", "first", "last"),
     "prepare": ("model", "inputs", "output", "max_tokens", "limit"),
     "verify": ("output", "recompute", "model", "dataset", "device"),
+    "parity": ("reference", "output", "samples"),
 }
-PATHS = ("dataset", "output")
-NUMBERS = ("first", "last", "max_tokens", "limit", "recompute")
+PATHS = ("dataset", "output", "reference")
+NUMBERS = ("first", "last", "max_tokens", "limit", "recompute", "samples")
 WITH_GPUS = ("extract", "verify")
 
 

@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Button
 
-from backends.spec import ExtractSpec, PrepareSpec, SpecError, VerifySpec
+from backends.spec import ExtractSpec, ParitySpec, PrepareSpec, SpecError, VerifySpec
 from dflash_tui.app.orders import make_order
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
@@ -242,6 +242,16 @@ def test_names_on_the_hub_pass_untouched_and_a_folder_of_this_machine_wins(
         tmp_path / "org" / "name"
     )
     assert make_order("gpu-1", "prepare", {**texts, "model": "org/name"}).spec["model"] == "org/name"
+
+
+def test_files_in_float8_and_two_folders_to_compare_are_asked_for_by_the_form() -> None:
+    order = make_order("gpu-1", "extract", {**EXTRACT, "file_dtype": "float8_e4m3fn"})
+    assert order.spec == ExtractSpec("/m/qwen", "/d/gsm8k", "/o/states", file_dtype="float8_e4m3fn").to_json()
+    texts = {"reference": "/o/bf16", "output": "/o/fp8", "samples": "32", "file_dtype": "float8_e4m3fn"}
+    order = make_order("gpu-1", "parity", texts, gpus=("GPU-1",))
+    assert order.spec == ParitySpec("/o/bf16", "/o/fp8", samples=32).to_json() and order.gpus == ()
+    with pytest.raises(SpecError, match="reference must be an absolute path on gpu-1"):
+        make_order("gpu-1", "parity", {**texts, "reference": "bf16"})
 
 
 def test_gpus_are_not_asked_for_where_the_verb_takes_none() -> None:

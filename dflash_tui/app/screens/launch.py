@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Button, Footer, Input, Label, Select, Static
 
-from backends.spec import DEVICES, DTYPES, SpecError
+from backends.spec import DEVICES, DTYPES, FILE_DTYPES, SpecError
 from dflash_tui.app.orders import FIELDS, VERBS, WITH_GPUS, Order, make_order
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.gpu_choice import GpuChoice
@@ -30,6 +30,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "model": ("model", "folder on the node, or org/name on the hub"),
     "dataset": ("dataset", "folder written by prepare"),
     "inputs": ("inputs", "JSONL files of conversations, blanks between them"),
+    "reference": ("reference", "output folder that counts as right, as the one in bf16"),
     "output": ("output", "folder for what is written"),
     "layers": ("layers", "dflash, speculators, or ids such as 2,10,18 (default dflash)"),
     "first": ("first sample", "0"),
@@ -37,13 +38,15 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "max_tokens": ("max tokens", "8192; a longer row is truncated"),
     "limit": ("limit", "all conversations"),
     "recompute": ("recompute", "0; so many samples are computed anew"),
+    "samples": ("samples", "all that both folders hold"),
     "name": ("name", "of the job; the output folder's name"),
     "python": ("python", "the node's default worker Python"),
 }
-CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "device": DEVICES}
+CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "file_dtype": FILE_DTYPES, "device": DEVICES}
+CHOICE_LABELS = {"file_dtype": "files' dtype"}
 ORDER = (
-    *("model", "dataset", "inputs", "output", "layers", "dtype", "device"),
-    *("first", "last", "max_tokens", "limit", "recompute", "name", "python"),
+    *("model", "dataset", "inputs", "reference", "output", "layers", "dtype", "file_dtype", "device"),
+    *("first", "last", "max_tokens", "limit", "recompute", "samples", "name", "python"),
 )
 SHARE = ("refuse them", "share them with others")
 OPTIONAL = {"verify": ("model", "dataset")}
@@ -100,7 +103,8 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
             for name in ORDER:
                 if name in CHOICES:
                     value = kept.get(name, CHOICES[name][0])
-                    yield FormRow(name, _select(name, CHOICES[name], value), id=f"row-{name}")
+                    field_label = CHOICE_LABELS.get(name, name)
+                    yield FormRow(field_label, _select(name, CHOICES[name], value), id=f"row-{name}")
                 else:
                     label, hint = TEXTS[name]
                     field = Input(kept.get(name, ""), placeholder=hint, compact=True, id=name)
@@ -226,7 +230,13 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         try:
             secrets = secrets_for(order.verb, order.spec, self.console.settings)
             asked = link.plan(
-                order.verb, order.spec, python=order.python, gpus=order.gpus, share=order.share, secrets=secrets
+                order.verb,
+                order.spec,
+                python=order.python,
+                gpus=order.gpus,
+                share=order.share,
+                env=self.console.settings.env,
+                secrets=secrets,
             )
             plan: Mapping[str, Any] = await asyncio.wrap_future(asked)
         except ConfigError as error:
@@ -252,7 +262,8 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         self._set_busy(True)
         try:
             secrets = secrets_for(order.verb, order.spec, self.console.settings)
-            asked = self.console.link(order.host).launch(new_job_id(order.verb), order.launch, secrets=secrets)
+            launch = order.launch._replace(env=dict(self.console.settings.env))
+            asked = self.console.link(order.host).launch(new_job_id(order.verb), launch, secrets=secrets)
             job = await asyncio.wrap_future(asked)
         except ConfigError as error:
             self._answer(refusal_content(str(error)))

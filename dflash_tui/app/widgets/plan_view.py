@@ -60,7 +60,9 @@ def _model(plan: Mapping[str, Any]) -> str:
 
 
 def _layers(plan: Mapping[str, Any]) -> str:
-    return f"{plain(plan['layer_ids'])} in {plan.get('dtype') or fmt.NOT_AVAILABLE}"
+    dtype, stored = plan.get("dtype"), plan.get("file_dtype")
+    computed = f" in {dtype}" if dtype else ""
+    return f"{plain(plan['layer_ids'])}{computed}" + (f", files in {stored}" if stored not in (None, dtype) else "")
 
 
 def _samples(plan: Mapping[str, Any]) -> str:
@@ -116,6 +118,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[Mapping[str, Any]], str]], .
 )
 _ALSO = (
     "dtype",
+    "file_dtype",
     "already_done",
     "tokens",
     "bytes_per_token",

@@ -22,7 +22,7 @@ RESOLVE = """
 import os, sys
 import backends.__main__ as main
 def resolved(name):
-    return lambda spec, events, should_stop: {"spec": spec.to_json()}
+    return lambda spec, events, should_stop: {"spec": spec.to_json(), "environment": dict(os.environ)}
 main._verb = resolved
 os._exit(main.main(sys.argv[1:]))
 """

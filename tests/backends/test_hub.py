@@ -251,7 +251,11 @@ def test_a_gated_model_names_its_page_and_the_token(machine: Machine, hub: Hub) 
     assert f"accept its terms at {hub.url}/org/gated" in without
     assert "--hf-token-file" in without
     assert "the token's account has no access" in refusal(machine, 2, "org/gated", token="hf_ofSomebodyElse")
-    assert machine.run(spec=machine.spec(model="org/gated"), token=TOKEN).status == 0
+    done = machine.run(spec=machine.spec(model="org/gated"), token=TOKEN)
+    assert done.status == 0
+    # What the runner's workers inherit.
+    assert "DFLASH_TUI_SECRETS_FD" not in done.last["environment"]
+    assert TOKEN not in json.dumps(done.last)
 
 
 def test_a_private_model_is_as_if_it_were_not_there(machine: Machine, hub: Hub) -> None:

@@ -56,6 +56,10 @@ def test_a_job_that_is_waited_for_ends_with_its_exit_code_and_all_its_samples_ve
     assert verified["result"]["verified"] == 40
     assert verified["result"]["recomputed_worst_error"] <= 1e-5
 
+    exported = site.run("export", output, "--to", tmp_path / "specforge", "--json").json
+    assert (exported["state"], exported["result"]["exported"]) == ("done", 40)
+    assert len(list((tmp_path / "specforge").rglob("data_*.ckpt"))) == 40
+
     (listed,) = site.run("jobs", "--json").json
     (record,) = [one for one in listed["jobs"] if one["id"] == job.id]
     assert (record["name"], record["state"], record["progress"]["done"]) == ("forty", "done", 40)

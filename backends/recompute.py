@@ -6,6 +6,7 @@ Stock Transformers, float32, eager attention, one expert after the other, one sa
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ class PlainForward:
         try:
             loaded, report = AutoModel.from_pretrained(
                 model,
+                **_unpacking(Path(model)),
                 dtype=torch.float32,
                 attn_implementation="eager",
                 experts_implementation="eager",
@@ -77,6 +79,8 @@ class PlainForward:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
+            for weight in loaded.parameters():  # those that were packed come in bfloat16
+                weight.data = weight.data.float()
             self._model = loaded.to(self._device).eval()
         except (torch.OutOfMemoryError, MemoryError):
             raise _too_large(model, device) from None
@@ -130,6 +134,14 @@ class PlainForward:
         slots = stored["hidden_states"][:MAX_TOKENS]
         scales = stored["hidden_states_scales"][:MAX_TOKENS, 0] if slots.dtype is torch.float8_e4m3fn else None
         return compare(slots, self.states(token_ids.tolist()), layer_ids, scales, routed=self.routed)
+
+
+def _unpacking(model: Path) -> dict[str, Any]:
+    """How a model whose experts are stored in MXFP4, as gpt-oss is published, is loaded without kernels for it."""
+    from transformers import Mxfp4Config
+
+    stored = json.loads((model / "config.json").read_text(encoding="utf-8")).get("quantization_config") or {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)} if stored.get("quant_method") == "mxfp4" else {}
 
 
 @contextmanager

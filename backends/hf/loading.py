@@ -26,7 +26,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
 
     Nothing is downloaded. Raises JobError.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, Mxfp4Config
     from transformers.utils import logging
 
     # Its bars and its report of tensors that a base model does not need would bury the log.
@@ -35,8 +35,11 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
     wrapper = FAMILIES[read_config(folder)["model_type"]].text is not None
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        packed = getattr(config, "quantization_config", None) is not None
         model, info = AutoModel.from_pretrained(
             folder,
+            # The one packed format of the table: `model_shape` refuses all others.
+            **({"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}),
             config=config.get_text_config() if wrapper else config,
             key_mapping=_TEXT_PART if wrapper else None,
             dtype=dtype,
@@ -50,6 +53,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
         raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", "check its files") from error
     _refuse_misfits(folder, info)
     keep_blocks(model, layer_ids)
+    if packed:
+        # Weights that are unpacked come in bfloat16, those beside them as they are stored.
+        for weight in model.parameters():
+            weight.data = weight.data.to(dtype)
     moved: nn.Module = model.to(device).eval().requires_grad_(False)
     return moved
 

@@ -143,7 +143,7 @@ def model_shape(config: Mapping[str, Any], model: Path) -> ModelShape:
     kind = str(config["model_type"])
     family = FAMILIES[kind]
     for part in (config, fields):
-        _refuse_features(part, model)
+        _refuse_features(part, model, family.dequantized)
     for name in _SIZES:
         _size(fields, name, model)
     experts: dict[str, Any] = {}
@@ -223,11 +223,12 @@ def _linear(fields: Mapping[str, Any], model: Path) -> LinearAttention:
     )
 
 
-def _refuse_features(config: Mapping[str, Any], model: Path) -> None:
+def _refuse_features(config: Mapping[str, Any], model: Path, dequantized: tuple[str, ...]) -> None:
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise JobError(f"{model} is quantized ({method})", "give the unquantized model that it was made from")
+        if method not in dequantized:
+            raise JobError(f"{model} is quantized ({method})", "give the unquantized model that it was made from")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         name = "is_causal" if config.get("is_causal") is False else "use_bidirectional_attention"
         raise JobError(

@@ -23,7 +23,7 @@ class Family:
     name: what people call it. layers: kind of each block, of a config's fields, defaults filled in.
     defaults: fields that config.json may leave out. text: of a wrapper, the `model_type` of its `text_config`; None where the
     fields stand in config.json itself. expert_size: the name of the field with the width of each expert; None where there are
-    none. gated_attention: queries come with a gate of their size.
+    none. gated_attention: queries come with a gate of their size. dequantized: quant_methods whose weights are unpacked on loading.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Family:
     text: str | None = None
     expert_size: str | None = None
     gated_attention: bool = False
+    dequantized: tuple[str, ...] = ()
 
 
 def _all_full(config: Fields) -> tuple[str, ...]:
@@ -127,6 +128,8 @@ FAMILIES: dict[str, Family] = {
         _every("full_attention_interval", SLIDING),
         {"head_dim": 64, "sliding_window": 128, "full_attention_interval": 2},
         expert_size="intermediate_size",
+        # As it is published.
+        dequantized=("mxfp4",),
     ),
     "qwen3_next": _hybrid("Qwen3-Next", experts=True),
     "qwen3_5_text": _hybrid("Qwen3.5", experts=False),

@@ -101,7 +101,10 @@ def text_model(model: Any) -> Any:
 
 
 def random_model(config: Any, probe: torch.Tensor, seed: int = 0) -> Any:
-    """A model with a head, float32, whose parts each add the same share to the stream of `probe`, token ids [1, T]."""
+    """A model with a head, float32, whose parts each add the same share to the stream of `probe`, token ids [1, T].
+
+    On torch's default device, where `probe` must be too.
+    """
     kind = AutoModelForImageTextToText if FAMILIES[config.model_type].text else AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -136,23 +139,27 @@ def measure_changes(model: Any, ids: torch.Tensor) -> list[float]:
 
 def _randomise(model: Any, seed: int) -> None:
     """Weights that keep the size of what passes through them; norms that are not 1, so that leaving one out shows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(seed)
+
+    def normal(weight: torch.Tensor) -> torch.Tensor:
+        return torch.randn(weight.shape, generator=generator, device=generator.device)
+
     config = text_model(model).config
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
+            weight.copy_(normal(weight) * 0.5)
         elif name.endswith("sinks"):
             # As large as the other logits, so that they take a good part of each softmax.
-            weight.copy_(torch.randn(weight.shape, generator=generator) + 1)
+            weight.copy_(normal(weight) + 1)
         elif weight.dim() == 1:
             # Around 1, or around 0 for norms that add 1 themselves and begin with zeros.
             middle = 0.0 if "norm" in name and not weight.any() else 1.0
-            weight.copy_(middle - 0.5 + torch.rand(weight.shape, generator=generator))
+            weight.copy_(middle - 0.5 + torch.rand(weight.shape, generator=generator, device=generator.device))
         else:
             scale = weight.shape[_input_dim(name, config)] ** -0.5
             if "embed_tokens" in name:  # Gemma multiplies what it looks up by sqrt(hidden).
                 scale = scale if config.model_type.startswith("gemma") else 1.0
-            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            weight.copy_(normal(weight) * scale)
 
 
 def _input_dim(name: str, config: Any) -> int:

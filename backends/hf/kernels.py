@@ -13,11 +13,13 @@ DELTA_RULE_NUMBERS = 1 << 27
 
 
 def fla_version() -> str | None:
-    """The version that is installed, or None."""
-    try:
-        return metadata.version(FLA)
-    except metadata.PackageNotFoundError:
-        return None
+    """The version that is installed, or None. Its kernels are a distribution of their own, which is enough."""
+    for name in (FLA, "fla-core"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def takes_fla(device: str, dtype: str) -> bool:

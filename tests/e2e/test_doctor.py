@@ -103,7 +103,7 @@ def test_bad_options_are_one_line(site: Site, words: tuple[str, ...], told: str)
 
 
 def test_the_exit_code_is_0_exactly_where_there_is_no_problem(site: Site) -> None:
-    done = site.run("doctor", "--python", sys.executable, "--json", code=None)
+    done = site.run("doctor", "--python", sys.executable, "--limit", 120, "--json", code=None)
     (document,) = done.json
     found = by_name(document)
     assert {found[name]["status"] for name in ("worker Python", "torch", "transformers", "datasets")} == {"ok"}

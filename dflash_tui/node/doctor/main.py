@@ -116,7 +116,7 @@ def examine(request: Request) -> Dict[str, Any]:
     probe = None
     if python is not None:
         python = os.path.abspath(python)
-        command = [python, "-I", "-B", environments.PROBE]
+        command = [python, "-B", environments.PROBE]  # no -I: a job sees the user's own packages as well
         probe = ask(launching.node_command("doctor", "exec", str(os.getpid()), *command), limit_s)
     gpus = task("cards", min(GPU_LIMIT_S, limit_s))
     envs = task("environments", limit_s)

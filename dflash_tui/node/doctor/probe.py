@@ -1,4 +1,4 @@
-"""Run by a worker Python with -I: says what it has, a JSON object a line, each as soon as it is known.
+"""Run by a worker Python as a job would be: says what it has, a JSON object a line, each as soon as it is known.
 
 `{"stage": NAME}` stands before what may take long or never end, so that a reader knows where it hung. Nothing of ours is
 imported, for that Python has none of it; it may be of any version from 3.6 on. With `--versions` nothing is imported at
@@ -31,6 +31,9 @@ PACKAGES = (
 
 
 def main() -> None:
+    # Our folder must not stand in for other modules. All else of the path stays, for a job sees that too.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     # What a library prints must not stand between our lines.
     out = os.dup(1)
     os.dup2(2, 1)

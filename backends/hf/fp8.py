@@ -30,11 +30,13 @@ def packed(states: torch.Tensor) -> torch.Tensor:
     figures = buffer[parts[0]].view(torch.float64).view(layers, len(FIGURES)).zero_()
     scales = buffer[parts[1]].view(torch.float32)
     values = buffer[parts[2]].view(torch.float8_e4m3fn).view(tokens, layers, hidden)
+    # Not a plain number: by one a GPU divides through its reciprocal, and the last bit would not be the CPU's.
+    divisor = torch.full((1,), LARGEST, dtype=torch.float32, device=states.device)
     for begin in range(0, tokens, _CHUNK_TOKENS):
         part = slice(begin, begin + _CHUNK_TOKENS)
         exact = states[part].float()
         largest = exact.abs().amax(2)
-        scale = (largest.amax(1) / LARGEST).clamp_min(LEAST_SCALE)
+        scale = (largest.amax(1) / divisor).clamp_min(LEAST_SCALE)
         values[part] = (exact / scale[:, None, None]).to(torch.float8_e4m3fn)
         scales[part] = scale
         figures += _measured(exact, values[part].float() * scale[:, None, None], largest)

@@ -66,6 +66,7 @@ class PlainForward:
         self._device = device
         # TensorFloat-32 keeps 10 bits of a product: not what a reference may do.
         torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False  # convolutions have a switch of their own
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:

@@ -49,9 +49,7 @@ def test_a_python_in_which_all_is_well_has_no_problem() -> None:
     found = judged(probed())
     assert found["torch"].found == "2.11.0+cu130 for CUDA 13.0"
     assert found["torch on GPUs"] == Check("torch on GPUs", "ok", "sees 2, bfloat16")
-    assert {
-        check.status for name, check in found.items() if name not in ("flash-linear-attention", "causal-conv1d")
-    } == {"ok"}
+    assert {check.status for name, check in found.items() if name != "flash-linear-attention"} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -112,12 +110,17 @@ def test_versions_are_judged_by_what_was_tried() -> None:
 
 
 def test_kernels_are_asked_for_only_where_there_are_gpus() -> None:
-    names = {"varlen_attn", "flash-linear-attention", "causal-conv1d"}
+    names = {"varlen_attn", "flash-linear-attention"}
     assert names <= set(judged(probed()))
     assert not names & set(judged(probed(), gpus=0, cuda=None))
     broken = probed(packages={"causal-conv1d": "1.5.0"}, causal_conv1d={"error": "ImportError: undefined symbol: x"})
     found = judged(broken)["causal-conv1d"]
     assert (found.status, found.found) == ("warning", "1.5.0 cannot be imported: ImportError: undefined symbol: x")
+    assert "pip uninstall causal-conv1d" in judged(broken)["causal-conv1d"].remedy
+    core = judged(probed(packages={"fla-core": "0.6.0"}, fla={}))["flash-linear-attention"]
+    assert (core.status, core.found) == ("ok", "0.6.0")
+    older = probed(packages={"flash-linear-attention": "0.4.0"}, fla={"error": "ImportError: takes no chunk_indices"})
+    assert judged(older)["flash-linear-attention"].status == "warning"
     old = judged(probed({"varlen_attn": {"error": "ModuleNotFoundError: No module named 'torch.nn.attention.varlen'"}}))
     assert old["varlen_attn"].status == "warning"
 

@@ -24,6 +24,7 @@ PACKAGES = (
     "numpy",
     "triton",
     "flash-linear-attention",
+    "fla-core",
     "causal-conv1d",
     "vllm",
     "speculators",
@@ -46,7 +47,7 @@ def main() -> None:
     say(packages=found)
     if "--versions" not in sys.argv[1:]:
         for stage, installed, look in STAGES:
-            if installed is None or found.get(installed):
+            if any(found.get(name) for name in installed):
                 say(stage=stage)
                 started = time.time()
                 facts = attempt(look)
@@ -111,6 +112,14 @@ def look_at_varlen() -> Facts:
     return {"window_size": "window_size" in inspect.signature(varlen.varlen_attn).parameters}
 
 
+def look_at_fla() -> Facts:
+    # What the hf backend takes of it; older ones know no boundaries of chunks.
+    rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    if not {"cu_seqlens", "chunk_indices"} <= set(inspect.signature(rule).parameters):
+        raise ImportError("its chunk_gated_delta_rule takes no chunk_indices")
+    return {}
+
+
 def imported(name: str) -> Callable[[], Facts]:
     def look() -> Facts:
         importlib.import_module(name)
@@ -125,14 +134,15 @@ def look_at_transformers() -> Facts:
     return {"version": str(package.__version__), "class": package.Qwen3ForCausalLM.__name__}
 
 
+# Name, the packages of which one must be installed, what is looked at.
 STAGES = (
-    ("torch", "torch", look_at_torch),
-    ("safetensors", "safetensors", imported("safetensors.torch")),
-    ("torchvision", "torchvision", imported("torchvision")),
-    ("transformers", "transformers", look_at_transformers),
-    ("datasets", "datasets", imported("datasets")),
-    ("causal_conv1d", "causal-conv1d", imported("causal_conv1d")),
-    ("fla", "flash-linear-attention", imported("fla")),
+    ("torch", ("torch",), look_at_torch),
+    ("safetensors", ("safetensors",), imported("safetensors.torch")),
+    ("torchvision", ("torchvision",), imported("torchvision")),
+    ("transformers", ("transformers",), look_at_transformers),
+    ("datasets", ("datasets",), imported("datasets")),
+    ("causal_conv1d", ("causal-conv1d",), imported("causal_conv1d")),
+    ("fla", ("flash-linear-attention", "fla-core"), look_at_fla),
 )
 
 

@@ -244,19 +244,36 @@ def _kernels(probed: Probed, node: Node) -> List[Check]:
             why = varlen.get("error") or "this torch's does not take window_size"
             remedy = "install torch %s or later" % dotted(TRIED_FROM["torch"])
             checks.append(Check("varlen_attn", WARNING, "attention over packs is slower without it: %s" % why, remedy))
-    for name, package in (("fla", "flash-linear-attention"), ("causal_conv1d", "causal-conv1d")):
-        version, stage = probed.facts["packages"].get(package), probed.facts.get(name)
-        remedy = _install(probed, package)
-        if not version:
-            found = "not installed: Qwen3-Next and Qwen3.5 run one sample at a time, or slower"
-            checks.append(Check(package, WARNING, found, remedy))
-        elif stage is None:
-            checks.append(_unfinished(name, version, probed)._replace(name=package))
-        elif stage.get("error"):
-            checks.append(Check(package, WARNING, "%s cannot be imported: %s" % (version, stage["error"]), remedy))
-        else:
-            checks.append(Check(package, OK, version))
-    return checks
+    checks += _fla(probed)
+    return checks + _causal_conv1d(probed)
+
+
+def _fla(probed: Probed) -> List[Check]:
+    packages, stage = probed.facts["packages"], probed.facts.get("fla")
+    name = "flash-linear-attention"
+    version, remedy = packages.get(name) or packages.get("fla-core"), _install(probed, name)
+    slower = "Qwen3-Next and Qwen3.5 are slower without it"
+    if not version:
+        return [Check(name, WARNING, "not installed: %s" % slower, remedy)]
+    if stage is None:
+        return [_unfinished("fla", version, probed)._replace(name=name)]
+    if stage.get("error"):
+        return [Check(name, WARNING, "%s cannot be used: %s; %s" % (version, stage["error"], slower), remedy)]
+    return [Check(name, OK, version)]
+
+
+def _causal_conv1d(probed: Probed) -> List[Check]:
+    """Nothing here needs it, but Transformers takes it where it is."""
+    name = "causal-conv1d"
+    version, stage = probed.facts["packages"].get(name), probed.facts.get("causal_conv1d")
+    if not version:
+        return []
+    if stage is None:
+        return [_unfinished("causal_conv1d", version, probed)._replace(name=name)]
+    if stage.get("error"):
+        remedy = "%s -m pip uninstall %s (nothing here needs it)" % (shlex.quote(probed.python), name)
+        return [Check(name, WARNING, "%s cannot be imported: %s" % (version, stage["error"]), remedy)]
+    return [Check(name, OK, version)]
 
 
 def services(found: List[Tuple[str, Facts]], node: Node) -> List[Check]:

@@ -13,6 +13,7 @@ from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, complain, console, number, print_json, table
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Gpu, Job, Metrics
+from dflash_tui.fleet.troubles import Severity, troubles
 
 HELP = "what each node is doing: link, host, GPUs, jobs"
 METRICS_TIMEOUT_S = 10.0
@@ -63,8 +64,24 @@ def _document(node: Node, metrics: Metrics | None, jobs: tuple[Job, ...]) -> dic
         "clock_offset_s": greeting.clock_offset_s,
         "link": node.link.state,
         "metrics": metrics,
+        "troubles": [] if metrics is None else _troubles(metrics),
         "jobs": jobs,
     }
+
+
+def _troubles(metrics: Metrics) -> list[dict[str, Any]]:
+    """Everything that is wrong with the cards, notes too."""
+    return [
+        {
+            "gpu": gpu.index,
+            "uuid": gpu.uuid,
+            "severity": trouble.severity.name.lower(),
+            "line": trouble.line,
+            "remedy": trouble.remedy,
+        }
+        for gpu in metrics.gpus
+        for trouble in troubles(gpu, metrics.time)
+    ]
 
 
 def _show(screen: Console, node: Node, metrics: Metrics | None, jobs: tuple[Job, ...]) -> None:
@@ -84,6 +101,8 @@ def _show(screen: Console, node: Node, metrics: Metrics | None, jobs: tuple[Job,
             screen.print(f"  disk {clean(disk.path)}: {amount(disk.free_bytes)} free of {amount(disk.total_bytes)}")
         if metrics.gpus:
             _show_gpus(screen, metrics.gpus)
+            _show_instances(screen, metrics.gpus)
+            _show_troubles(screen, metrics)
         else:
             screen.print(f"  GPUs: {clean(metrics.gpu_error or '') or 'none'}")
     running = tuple(job for job in jobs if not job.state.ended)
@@ -120,3 +139,19 @@ def _show_gpus(screen: Console, gpus: tuple[Gpu, ...]) -> None:
             "n/a" if gpu.processes is None else str(len(gpu.processes)),
         )
     screen.print(shown)
+
+
+def _show_instances(screen: Console, gpus: tuple[Gpu, ...]) -> None:
+    for gpu in gpus:
+        for instance in (gpu.mig.instances if gpu.mig is not None else None) or ():
+            memory = f"{amount(instance.memory_used_bytes)} of {amount(instance.memory_total_bytes)}"
+            name, uuid = clean(instance.profile or "n/a"), clean(instance.uuid or "n/a")
+            screen.print(f"  GPU {gpu.index} MIG {name}: memory {memory}, {uuid}")
+
+
+def _show_troubles(screen: Console, metrics: Metrics) -> None:
+    for gpu in metrics.gpus:
+        for trouble in troubles(gpu, metrics.time):
+            if trouble.severity < Severity.NOTE:
+                remedy = f": {clean(trouble.remedy)}" if trouble.remedy else ""
+                screen.print(f"  ! GPU {gpu.index} {trouble.severity.name.lower()}: {clean(trouble.line)}{remedy}")

@@ -30,7 +30,8 @@ class FleetScreen(ConsoleScreen):
 
 One section a node: the state of its link, when it was last seen, its host in one line, then one line a GPU:
 utilisation now and over the last two minutes, memory, power and its limit, temperature, clock.
-Below stand the processes of the GPU under the cursor, or the node itself.
+Below stand the troubles, the processes and the health of the GPU under the cursor, or the node itself; Enter gives that
+more room, Escape takes it back. `!` and a word in the place of the clock: the card has a trouble.
 `N/A` means that the node cannot say; it is not 0.
 A node that cannot be reached is tried again by itself. One that was refused is not (a host key that is not known, say):
 mend what the lines below name, then `r` connects again.
@@ -41,6 +42,7 @@ mend what the lines below name, then `r` connects again.
         Binding("r", "retry", "Connect now"),
         Binding("escape", "clear_filter", "Show all", show=False),
     ]
+    LARGE: ClassVar[str] = "-large"
 
     def compose(self) -> ComposeResult:
         yield TitleBar(self.MODE)
@@ -101,7 +103,19 @@ mend what the lines below name, then `r` connects again.
     def action_filter(self) -> None:
         self.query_one(FilterBar).open()
 
+    def on_rows_view_chosen(self) -> None:
+        """The lines below take the screen, and the keys."""
+        detail = self.query_one("#fleet-detail", VerticalScroll)
+        detail.display = True
+        detail.add_class(self.LARGE)
+        detail.focus()
+
     def action_clear_filter(self) -> None:
+        detail = self.query_one("#fleet-detail", VerticalScroll)
+        if detail.has_class(self.LARGE):
+            detail.remove_class(self.LARGE)
+            self.query_one(FleetView).focus()
+            return
         self.query_one(FilterBar).action_clear_filter()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

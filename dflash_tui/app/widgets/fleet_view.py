@@ -9,8 +9,9 @@ from dflash_tui.app.widgets.rows import Cell, Row, RowsView, cell
 from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import last_seen, link_state, why
 from dflash_tui.fleet import format as fmt
-from dflash_tui.fleet.facts import Gpu, HostMetrics
+from dflash_tui.fleet.facts import Gpu, HostMetrics, MigInstance
 from dflash_tui.fleet.state import Fleet, NodeView, gpu_key
+from dflash_tui.fleet.troubles import Severity, Trouble, worst
 
 # What hotter than this is worth a look, in percent of a limit and in degrees.
 WARM_CELSIUS = 85
@@ -18,11 +19,12 @@ WARM_CELSIUS = 85
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One line: kind is "node", "host", "gpu", "note" or "space"; key is that of the GPU."""
+    """One line: kind is "node", "host", "gpu", "mig", "note" or "space"; key is that of the GPU, place the MIG instance's."""
 
     kind: str
     host: str
     key: str = ""
+    place: int = 0
 
 
 class FleetView(RowsView):
@@ -92,6 +94,8 @@ class FleetView(RowsView):
                 yield FleetRow("note", node.host)
             for gpu in shown:
                 yield FleetRow("gpu", node.host, gpu_key(gpu))
+                for place in range(len(instances_of(gpu))):
+                    yield FleetRow("mig", node.host, gpu_key(gpu), place)
 
     def _node_matches(self, node: NodeView) -> bool:
         names = [node.host, str(node.link.state), node.agent.hostname if node.agent else ""]
@@ -99,6 +103,8 @@ class FleetView(RowsView):
 
     def _gpu_matches(self, gpu: Gpu) -> bool:
         names = [gpu.name, gpu.uuid, gpu.error]
+        for instance in instances_of(gpu):
+            names += [instance.uuid, instance.profile]
         for process in gpu.processes or ():
             names += [str(process.pid), process.command, process.job]
         return any(self._filter in name.lower() for name in names if name)
@@ -115,7 +121,10 @@ class FleetView(RowsView):
             return (cell("  " + gpu_note(node), width, "warn" if bad else "dim"),)
         gpu = self.gpu_of(row)
         if row.kind == "gpu" and gpu is not None:
-            return draw_gpu(gpu, node.gpu_series.get(row.key, ()), width, dim=not node.live)
+            trouble = None if node.metrics is None else worst(gpu, node.metrics.time)
+            return draw_gpu(gpu, node.gpu_series.get(row.key, ()), width, dim=not node.live, trouble=trouble)
+        if row.kind == "mig" and gpu is not None and row.place < len(instances_of(gpu)):
+            return draw_instance(instances_of(gpu)[row.place], width)
         return ()
 
     def _draw_node(self, node: NodeView, width: int) -> Sequence[Cell]:
@@ -181,8 +190,24 @@ def host_line(host: HostMetrics, width: int) -> str:
     return line
 
 
-def draw_gpu(gpu: Gpu, series: Sequence[float | None], width: int, *, dim: bool = False) -> Sequence[Cell]:
-    """One GPU in `width` columns: 75 hold everything, more make the name, the bar and the sparkline longer."""
+def instances_of(gpu: Gpu) -> tuple[MigInstance, ...]:
+    return (gpu.mig.instances if gpu.mig is not None else None) or ()
+
+
+def draw_instance(instance: MigInstance, width: int) -> Sequence[Cell]:
+    """A MIG instance under its card: what NVML tells of one is its memory."""
+    text = f"MIG {instance.profile or fmt.NOT_AVAILABLE}  use {fmt.NOT_AVAILABLE}  "
+    text += f"{fmt.size_of(instance.memory_used_bytes, instance.memory_total_bytes)}  {instance.uuid or ''}"
+    return (("     ", ""), cell(text, max(0, width - 5), "dim"))
+
+
+def draw_gpu(
+    gpu: Gpu, series: Sequence[float | None], width: int, *, dim: bool = False, trouble: Trouble | None = None
+) -> Sequence[Cell]:
+    """One GPU in `width` columns: 75 hold everything, more make the name, the bar and the sparkline longer.
+
+    A trouble stands in the place of the clock, which the lines below tell too.
+    """
     spare = max(0, width - 75)
     name_width = 10 + min(16, spare)
     spare -= name_width - 10
@@ -208,7 +233,9 @@ def draw_gpu(gpu: Gpu, series: Sequence[float | None], width: int, *, dim: bool 
         cell(fmt.size_of(used, total), 16, right=True),
         cell(fmt.watts(gpu.power_watts, gpu.power_limit_watts), 12, right=True),
         cell(fmt.number(gpu.temperature_celsius, "°C"), 5, "warn" if hot else "", right=True),
-        cell(fmt.number(gpu.sm_clock_mhz, "MHz"), 8, "dim", right=True),
+        cell(fmt.number(gpu.sm_clock_mhz, "MHz"), 8, "dim", right=True)
+        if trouble is None
+        else cell(f"!{trouble.word}", 8, "bad" if trouble.severity is Severity.ALARM else "warn", right=True),
     ]
     if extra_clock:
         cells.append(cell(f"mem {fmt.number(gpu.memory_clock_mhz)}", extra_clock, "dim", right=True))

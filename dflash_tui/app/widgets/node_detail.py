@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from dflash_tui.app.widgets.gpu_health import health_lines, trouble_lines
 from dflash_tui.app.widgets.words import WAITING, job_state, why
 from dflash_tui.fleet import format as fmt
 from dflash_tui.fleet.facts import Gpu
@@ -11,15 +12,15 @@ from dflash_tui.fleet.state import NodeView
 
 
 def gpu_detail(node: NodeView, gpu: Gpu) -> Content:
-    """The GPU's identity and clocks on one line, then one line a process."""
+    """The GPU's identity, clocks and troubles, then one line a process, then its health."""
     head = f"GPU {gpu.index} of {node.host}: {gpu.name or fmt.NOT_AVAILABLE}  {gpu.uuid or 'no UUID'}"
     clocks = f"SM {fmt.number(gpu.sm_clock_mhz, ' MHz')}  memory {fmt.number(gpu.memory_clock_mhz, ' MHz')}"
     lines: list[Content] = [
         Content.assemble((fmt.one_line(head), "bold")),
         Content(clocks),
     ]
-    if gpu.error:
-        lines.append(Content(f"! {fmt.one_line(gpu.error)}"))
+    now = node.metrics.time if node.metrics is not None else 0.0
+    lines += trouble_lines(gpu, now, notes=False)
     if gpu.processes is None:
         lines.append(Content("processes: N/A"))
     elif not gpu.processes:
@@ -32,6 +33,8 @@ def gpu_detail(node: NodeView, gpu: Gpu) -> Content:
             job = "" if process.job is None else f"{fmt.one_line(process.job)}  "
             head = f"{process.pid:>8}  {fmt.size(process.memory_bytes):>10}  {user:10}  "
             lines.append(Content.assemble(head, (job, "bold"), fmt.one_line(command)))
+    lines += trouble_lines(gpu, now, notes=True)
+    lines += health_lines(gpu, now)
     return Content("\n").join(lines)
 
 

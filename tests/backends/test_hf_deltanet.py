@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from extraction_jobs import Job, make_dataset
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from backends.demo.configs import tiny_config
 from backends.demo.model import random_model
+from backends.events import EventLog
 from backends.hf import attention, deltanet, kernels
 from backends.hf.deltanet import PackLayout, packed_convolution, packed_delta_rule
 from backends.hf.extractor import Extractor
 from backends.hf.families import model_shape, read_config
+from backends.plan import plan
 from backends.recompute import PlainForward
+from backends.spec import ExtractSpec, VerifySpec
+from backends.verify import verify
 
 CPU = torch.device("cpu")
 # Around the chunk of 64 and its double, and shorter than the convolution.
@@ -286,6 +291,25 @@ def test_a_kernel_is_used_where_it_is_right_and_else_pytorch(
     assert using.kernels.startswith(words)
     assert "\n" not in using.kernels
     assert worst_error(using, samples, plain) < 1e-5
+
+
+def test_a_hybrids_job_says_in_plan_and_log_what_computes_it_and_its_files_are_verified(
+    hybrid: Path, tmp_path: Path
+) -> None:
+    dataset = make_dataset(tmp_path / "data", [70, 5, 140, 64], vocab=500)
+    job = Job(tmp_path, model=str(hybrid), dataset=str(dataset), output=str(tmp_path / "out"), layers=[1, 2, 3, 4])
+    planned = plan(ExtractSpec.from_json(job.spec))
+    assert planned["ok"] is True
+    assert planned["packing"] == "packs, if proven at start; gated delta nets by PyTorch"
+    try:
+        assert job.run() == 0, job.stderr
+    finally:
+        job.end()
+    assert job.events()[-1]["packing"] == "packs"
+    assert "gated delta nets by PyTorch\n" in job.stdout + job.stderr
+    found = verify(VerifySpec(output=str(job.output), recompute=4), EventLog(None), lambda: False)
+    assert (found["verified"], found["recomputed"]) == (4, 4)
+    assert found["recomputed_worst_error"] < 1e-5
 
 
 def test_plan_says_what_will_compute_a_hybrid_as_far_as_it_can_be_known(

@@ -2,7 +2,7 @@
 stalls no heartbeat.
 
 A line is `{"time", "host": {…}, "gpus": [{…}], "gpu_source", "gpu_error"}`; the keys are the field names of `fleet.facts`
-(`Metrics`, `HostMetrics`, `Disk`, `Gpu`, `GpuProcess`) and null means "not available". The cards are read in a thread of
+(`Metrics`, `HostMetrics`, `Disk`, `Gpu` and the groups in it) and null means "not available". The cards are read in a thread of
 their own: the host's line goes out each second whatever the driver does, with the last cards and `gpu_error` saying since
 when they are stale.
 """

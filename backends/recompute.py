@@ -28,6 +28,9 @@ _USUAL_NORM = "norm"
 # What Transformers takes from a package of kernels where one is installed; beneath it is a plain function of its own.
 _KERNELS = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "chunk_gated_delta_rule")
 
+# Tokens that were sent to other experts are seen by those after them: so much wider is the limit of the median token.
+_REROUTED = 2
+
 # So much nearer must a float8 slot be to another id than to its own, to be of the other.
 _CLEARLY = 1.1
 
@@ -41,6 +44,7 @@ class SlotCheck:
 
     error: relative error against the claimed id. best_id: the id that the slot is closest to, of all N + 1.
     flattening: the error that the plain forward's own states get from being stored in float8 with the file's scales.
+    rerouted: whether rounding may have changed the choice of experts; the error is then that of the median token.
     """
 
     layer_id: int
@@ -48,6 +52,7 @@ class SlotCheck:
     best_id: int
     best_error: float
     flattening: float = 0.0
+    rerouted: bool = False
 
 
 class PlainForward:
@@ -177,7 +182,8 @@ def compare(
     in 16 bits: a large error at once, of a few tokens. So there the error is that of the median token, unless all is float32.
     """
     device = states[0].device
-    error_of = _median_error if routed and slots.dtype is not torch.float32 else relative_error
+    rerouted = routed and slots.dtype is not torch.float32
+    error_of = _median_error if rerouted else relative_error
     scales = None if scales is None else scales.to(device)
     checks = []
     for slot, layer_id in enumerate(layer_ids):
@@ -190,7 +196,7 @@ def compare(
             flattening = relative_error(fitted.float() * scales, states[layer_id])
         errors = [error_of(stored, state) for state in states]
         best = min(range(len(errors)), key=errors.__getitem__)
-        checks.append(SlotCheck(layer_id, errors[layer_id], best, errors[best], flattening))
+        checks.append(SlotCheck(layer_id, errors[layer_id], best, errors[best], flattening, rerouted))
     return checks
 
 
@@ -231,7 +237,7 @@ def describe(checks: Sequence[SlotCheck], dtype: str, file_dtype: str = "") -> s
                 f"the slot of layer id {check.layer_id} holds id {check.best_id} "
                 f"(relative error {check.best_error:.2g} there, {check.error:.2g} at its own)"
             )
-        most = limit(dtype, check.layer_id, file_dtype)
+        most = limit(dtype, check.layer_id, file_dtype) * (_REROUTED if check.rerouted else 1)
         if not check.error <= most:
             stored = f", {fp8.ROUNDOFF:.2g} of it for {file_dtype}" if file_dtype == fp8.FLOAT8 else ""
             return f"the slot of layer id {check.layer_id} is off by {check.error:.2g} (limit {most:.2g} in {dtype}{stored})"

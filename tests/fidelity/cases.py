@@ -109,8 +109,9 @@ def plain_states(folder: Path, tokens: list[list[int]], without: Mapping[str, An
 class Model:
     """A case's model in a folder, made on first use and kept, with what is known of it."""
 
-    def __init__(self, case: Case, root: Path) -> None:
+    def __init__(self, case: Case, root: Path, device: str = "cpu") -> None:
         self.case = case
+        self.device = device
         self.samples = samples()
         self._root = root
         self._opened: dict[str, Extractor] = {}
@@ -140,7 +141,7 @@ class Model:
         return [torch.stack(forward.states(ids)) for ids in self.samples]
 
     def open(self, dtype: str) -> Extractor:
-        return Extractor.open(self.folder, LAYERS, dtype=dtype, device="cpu", output=self.folder)
+        return Extractor.open(self.folder, LAYERS, dtype=dtype, device=self.device, output=self.folder)
 
     def opened(self, dtype: str) -> Extractor:
         """One that is kept: do not change it."""
@@ -150,4 +151,5 @@ class Model:
 
     def packed(self, using: Extractor) -> list[torch.Tensor]:
         """The samples' states [T, L, H] in float32, from one pack."""
-        return [part.float() for part in using.states(self.samples).split([len(ids) for ids in self.samples])]
+        states = using.states(self.samples).float().cpu()
+        return list(states.split([len(ids) for ids in self.samples]))

@@ -70,7 +70,7 @@ def _packs(dtype: str) -> Callable[[Model], Result]:
 def _one_at_a_time(model: Model) -> Result:
     """A pack against its samples alone, by the backend both times."""
     using = model.opened("float32")
-    alone = [using.states([ids]) for ids in model.samples]
+    alone = [using.states([ids]).cpu() for ids in model.samples]
     error = max(
         float(by_token(mine[:, slot], single[:, slot]).max())
         for mine, single in zip(model.packed(using), alone, strict=True)

@@ -73,7 +73,7 @@ def _attention_with(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Calla
 
 def _one_sample(arguments: dict[str, Any]) -> dict[str, Any]:
     """The boundaries of a pack that is one sample. Positions restart as they should: only the attention looks past."""
-    whole = attention.pack_arguments([sum(arguments["pack_lengths"])], torch.device("cpu"))
+    whole = attention.pack_arguments([sum(arguments["pack_lengths"])], arguments["cu_seq_lens_q"].device)
     return {name: value for name, value in whole.items() if name != "position_ids"}
 
 

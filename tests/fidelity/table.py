@@ -17,13 +17,13 @@ from tests.fidelity.sabotage import SABOTAGES
 _FEATURE_CHECKS = ("float32", "pack = alone", "recompute")
 
 
-def run(root: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def run(root: Path, tell: Callable[[str], None], device: str = "cpu") -> dict[str, Any]:
     """Runs everything in `root`, tells the table line by line, and returns the totals."""
     checks: dict[str, dict[str, Result]] = {}
     faults: dict[str, dict[tuple[str, str], Result]] = {}
     features: dict[str, dict[str, Result]] = {}
     for case in FAMILY_CASES:
-        model = Model(case, root)
+        model = Model(case, root, device)
         checks[case.name] = {name: check(model) for name, check in CHECKS.items()}
         faults[case.name] = {
             (sabotage.what, dtype): sabotaged(model, sabotage, dtype)
@@ -32,10 +32,10 @@ def run(root: Path, tell: Callable[[str], None]) -> dict[str, Any]:
             for dtype in sabotage.dtypes
         }
     for case in FEATURE_CASES:
-        model = Model(case, root)
+        model = Model(case, root, device)
         features[case.name] = {name: CHECKS[name](model) for name in _FEATURE_CHECKS}
     tell_table(tell, checks, faults, features)
-    return totals_of(checks, faults, features)
+    return {**totals_of(checks, faults, features), "device": device}
 
 
 def tell_table(

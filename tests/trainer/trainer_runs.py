@@ -26,7 +26,7 @@ class TrainerRun:
     """A drafter trained on hidden-state files, in a process of its own.
 
     A small drafter and the CPU's options; the others are those of the README. The rate and the uniform weights of the
-    positions in a block make 160 steps enough, from any seed that was tried.
+    positions in a block make 168 steps enough, from any seed that was tried.
     """
 
     def __init__(self, model: Path, data: Path, states: Path, ids: Sequence[int], save: Path) -> None:

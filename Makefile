@@ -14,7 +14,7 @@ WORKER := $(VENV)/.installed-worker
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lint picture bench clean
+.PHONY: help setup system demo test lint fidelity picture bench clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -54,6 +54,10 @@ demo: $(WORKER)
 
 test: setup system
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# make fidelity   every family against the plain forward, and sabotages that must be noticed, as a table
+fidelity: setup
+	@$(BIN)/python -m tests.fidelity
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

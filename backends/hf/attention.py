@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -140,16 +141,26 @@ def _varlen(
     attended, logsum = _VARLEN(
         query, key, value, ends, ends, longest, longest, return_aux=AuxRequest(lse=True), **options
     )
-    return with_sinks(attended, logsum, sinks)
+    return with_sinks(attended, logsum if _tokens_first(attended.device) else logsum.transpose(0, 1), sinks)
+
+
+@cache
+def _tokens_first(device: torch.device) -> bool:
+    """Whether the kernel's logarithms of sums are [T, heads], as PyTorch 2.13 says, or [heads, T]: asked with three tokens."""
+    from torch.nn.attention.varlen import AuxRequest
+
+    assert _VARLEN is not None
+    tokens = torch.zeros(3, 1, 16, dtype=torch.bfloat16, device=device)
+    ends = torch.tensor([0, 3], dtype=torch.int32, device=device)
+    _, logsum = _VARLEN(tokens, tokens, tokens, ends, ends, 3, 3, return_aux=AuxRequest(lse=True))
+    return bool(logsum.shape[0] == 3)
 
 
 def with_sinks(attended: torch.Tensor, logsum: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Attention with sinks of attention without. attended [T, heads, D], logsum [T, heads] or [heads, T], sinks [heads].
+    """Attention with sinks of attention without. attended [T, heads, D], logsum [T, heads], sinks [heads].
 
     With l the logarithm of the sum of exp(scores) and s the sink, every weight shrinks by exp(l) / (exp(l) + exp(s)).
     """
-    if logsum.shape != attended.shape[:2]:
-        logsum = logsum.transpose(0, 1)
     share = torch.sigmoid(logsum.float() - sinks.float())
     return (attended.float() * share.unsqueeze(-1)).to(attended.dtype)
 

@@ -56,7 +56,7 @@ test: setup system
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # make fidelity   every family against the plain forward, and sabotages that must be noticed, as a table
-fidelity: setup
+fidelity: $(WORKER)
 	@$(BIN)/python -m tests.fidelity
 
 clean:

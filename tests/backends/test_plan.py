@@ -198,7 +198,7 @@ def test_plans_of_prepare_and_verify(
 ) -> None:
     good = {"model": str(models["qwen3"]), "inputs": conversation_files, "output": str(tmp_path / "data")}
     assert plan(PrepareSpec(**good))["ok"] is True
-    assert "is not a file" in refused(plan(PrepareSpec(**{**good, "inputs": (str(tmp_path / "none"),)})))
+    assert "does not exist" in refused(plan(PrepareSpec(**{**good, "inputs": (str(tmp_path / "none"),)})))
     (tmp_path / "bare").mkdir()
     assert "has no tokenizer" in refused(plan(PrepareSpec(**{**good, "model": str(tmp_path / "bare")})))
     mute = shutil.copytree(models["qwen3"], tmp_path / "mute", ignore=shutil.ignore_patterns("chat_template*"))

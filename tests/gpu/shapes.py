@@ -156,7 +156,8 @@ def files_of(name: str, args: argparse.Namespace, report: Report, work: Path) ->
     vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     mean, longest = (150, 400) if args.tiny else (875, 4096)
     lengths = make_dataset(data, vocabulary, args.samples, mean, longest)
-    for dtype, count in (("bfloat16", args.samples), ("float32", min(args.samples, 64))):
+    counts = {"bfloat16": args.samples, "float32": min(args.samples, 64)}
+    for dtype, count in ((dtype, counts[dtype]) for dtype in args.dtypes.split(",")):
         output = work / f"states-{dtype}"
         spec = {
             "model": str(model),
@@ -317,6 +318,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for results and logs")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="comma-separated (%(default)s)")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="comma-separated (%(default)s)")
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument("--recompute", type=int, default=4)
     parser.add_argument("--work", type=Path, help="where models and states are written (a temporary folder)")

@@ -166,6 +166,10 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
     )
     result.packing, slow = expected_packing(shape, device, spec.dtype)
     result.warnings += slow
+    if ids[-1] != shape.num_layers:
+        result.warnings.append(
+            f"the trainer takes its targets from layer id {shape.num_layers}, the last one, which is not among the layers"
+        )
     if fitting < len(todo):
         last = todo[fitting]
         fits = f"take fewer samples (last={last} fits)" if last > spec.first else "free some space"

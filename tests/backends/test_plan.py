@@ -175,6 +175,11 @@ def test_more_positions_than_the_model_was_made_for_are_a_warning(
     assert "max_position_embeddings" in answer["warnings"][-1]
 
 
+def test_layers_without_the_last_one_are_a_warning_since_the_trainer_needs_it(extract_spec: dict[str, Any]) -> None:
+    assert any("layer id 8, the last one" in line for line in planned(extract_spec, layers=[2, 5])["warnings"])
+    assert not any("the last one" in line for line in planned(extract_spec, layers=[2, 8])["warnings"])
+
+
 def test_a_folder_of_another_extraction_is_refused_and_the_same_one_is_counted(
     extract_spec: dict[str, Any], tmp_path: Path, models: dict[str, Path]
 ) -> None:

@@ -10,8 +10,10 @@ from dflash_tui.fleet.xids import Severity, meaning
 
 __all__ = ["Severity", "Trouble", "troubles", "worst"]
 
-# A program's XID is news for so long; one of the card stays until the driver is loaded again.
+# A program's XID is news for so long; one of the card is a mark for a day and a note after it: the log keeps what a reset
+# has mended, and a card that is still ill shows it in its other readings.
 PROGRAM_XID_S = 3600.0
+CARD_XID_S = 86400.0
 BUSY_PERCENT = 50.0
 # A corrected error now and then is what ECC is for.
 MANY_CORRECTED = 1000
@@ -86,7 +88,8 @@ def _xid(gpu: Gpu, now: float) -> list[Trouble]:
     line = f"XID {xid.code} {duration(age)} ago: {means.text}"
     if xid.detail:
         line += f" ({one_line(xid.detail)})"
-    return [Trouble(means.severity, f"XID{xid.code}", line, means.remedy.replace("INDEX", str(gpu.index)))]
+    severity = means.severity if age <= CARD_XID_S else Severity.NOTE
+    return [Trouble(severity, f"XID{xid.code}", line, means.remedy.replace("INDEX", str(gpu.index)))]
 
 
 def _memory(gpu: Gpu) -> list[Trouble]:

@@ -18,8 +18,23 @@ NVML, KERNEL_LOG = "nvml", "kernel log"
 
 # "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=python3, Ch 00000008, …"
 XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})[.0-9]*\): (\d+)(?:, ?(.*))?")
+LOADED = re.compile(r"NVRM: loading NVIDIA UNIX ")
+# XID 154 tells each change of what the driver wants done, the last one too: "changed from 0x1 (…) to 0x0 (None)".
+RECOVERY, RECOVERED = 154, re.compile(r"\bto 0x0\b")
 LONGEST_DETAIL = 160
 RECORD_BYTES = 8192
+SAME_S = 5.0  # both sources tell of one fault within so long
+
+# Faults of programs. Most also follow a fault of the card, whose own XID they must not hide.
+OF_PROGRAMS = frozenset((8, 13, 31, 32, 43, 45, 68, 69))
+HIDES_NOTHING_S = 86400.0
+
+
+def last(before: Optional[Dict[str, Any]], new: Dict[str, Any]) -> Dict[str, Any]:
+    """Which of a card's XIDs is told: the newer one, unless a program's follows one of the card itself."""
+    if before is None or new["code"] not in OF_PROGRAMS or before["code"] in OF_PROGRAMS:
+        return new
+    return before if new["time"] - before["time"] < HIDES_NOTHING_S else new
 
 
 class XidEvents:
@@ -83,7 +98,8 @@ class XidEvents:
                 return
             index = self._watched.get(_address(event.device), -1)
             if event.eventType & XID_EVENT and index >= 0:
-                self._heard[index] = {"code": int(event.eventData), "time": time.time(), "source": NVML, "detail": None}
+                xid = {"code": int(event.eventData), "time": time.time(), "source": NVML, "detail": None}
+                self._heard[index] = last(self._heard.get(index), xid)
 
     def _mismatch(self) -> Any:
         kind = getattr(self._nvml, "NVMLLibraryMismatchError", None)
@@ -109,9 +125,11 @@ class KernelLog:
         self._file: Optional[int] = None
         self._closed_to_us = False
         self._heard: Dict[str, Dict[str, Any]] = {}
+        self._loaded = 0.0  # when the driver was loaded, and when a card recovered: what came before is over
+        self._recovered: Dict[str, float] = {}
 
     def describe(self, cards: List[Dict[str, Any]]) -> None:
-        """Adds the log as a source to each card whose bus id is known, and its last XID where it is the newer one."""
+        """Adds the log as a source to each card whose bus id is known, and its last XID by both sources."""
         if not self._read():
             return
         for card in cards:
@@ -119,10 +137,20 @@ class KernelLog:
             if bus is None:
                 continue
             card["xid_source"] = KERNEL_LOG if card.get("xid_source") is None else "%s and %s" % (NVML, KERNEL_LOG)
-            found, other = self._heard.get(bus), card.get("xid")
-            # Of the same one the log knows more.
-            if found is not None and (other is None or found["time"] >= other["time"] - 5.0):
-                card["xid"] = dict(found)
+            card["xid"] = self._told(bus, card.get("xid"))
+
+    def _told(self, bus: str, other: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+        """A card's last XID by the log and by NVML; of the same one the log knows more."""
+        over = max(self._loaded, self._recovered.get(bus, 0.0))
+        if other is not None and other["time"] < over + SAME_S:
+            other = None
+        found = self._heard.get(bus)
+        if found is None or other is None:
+            return other if found is None else dict(found)
+        if found["code"] == other["code"] and abs(found["time"] - other["time"]) <= SAME_S:
+            return dict(found)
+        older, newer = sorted((found, other), key=lambda xid: float(xid["time"]))
+        return dict(last(older, newer))
 
     def close(self) -> None:
         if self._file is not None:
@@ -155,17 +183,26 @@ class KernelLog:
     def _take(self, record: str) -> None:
         """One or more lines "priority,number,microseconds since boot,flags;text"."""
         for line in record.splitlines():
-            match = XID_LINE.search(line)
             head = line.split(";", 1)[0].split(",")
-            if match is None or len(head) < 3 or not head[2].isdigit():
+            if len(head) < 3 or not head[2].isdigit():
                 continue
-            detail = (match.group(4) or "").strip()[:LONGEST_DETAIL]
-            self._heard["%04x:%s" % (int(match.group(1), 16), match.group(2).lower())] = {
-                "code": int(match.group(3)),
-                "time": self._booted() + int(head[2]) / 1e6,
-                "source": KERNEL_LOG,
-                "detail": detail or None,
-            }
+            when = self._booted() + int(head[2]) / 1e6
+            match = XID_LINE.search(line)
+            if match is not None:
+                self._hear(match, when)
+            elif LOADED.search(line):
+                self._loaded = when
+                self._heard.clear()
+
+    def _hear(self, match: Any, when: float) -> None:
+        bus = "%04x:%s" % (int(match.group(1), 16), match.group(2).lower())
+        code, detail = int(match.group(3)), (match.group(4) or "").strip()[:LONGEST_DETAIL]
+        if code == RECOVERY and RECOVERED.search(detail):
+            self._recovered[bus] = when
+            self._heard.pop(bus, None)
+            return
+        xid = {"code": code, "time": when, "source": KERNEL_LOG, "detail": detail or None}
+        self._heard[bus] = last(self._heard.get(bus), xid)
 
 
 def bus_key(bus_id: Any) -> Optional[str]:

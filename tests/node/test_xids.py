@@ -129,6 +129,43 @@ def test_the_newer_of_both_sources_is_shown_and_of_the_same_one_the_log_with_its
     gpus.close()
 
 
+def test_what_follows_a_fault_of_the_card_does_not_hide_it(tmp_path):
+    path = log(
+        tmp_path / "kmsg", (1_000_000, "3b", "48, DBE"), (1_200_000, "3b", "45, pid=7"), (2_000_000, "af", "45, pid=7")
+    )
+    one, two = described(KernelLog(str(path), lambda: 0.0), "0000:3b:00.0", "0000:af:00.0")
+    assert (one["xid"]["code"], two["xid"]["code"]) == (48, 45)
+    log(path, (90_000_000_000, "3b", "31, pid=9"))
+    assert described(KernelLog(str(path), lambda: 0.0), "0000:3b:00.0")[0]["xid"]["code"] == 31
+    module = ReplayedNvml(cards=1)
+    reader = Nvml(module)
+    reader.read()
+    module.xids += [(0, 79), (0, 45)]
+    assert reader.read()[0]["xid"]["code"] == 79
+
+
+def test_what_was_before_a_recovery_or_before_the_driver_was_loaded_is_over(tmp_path):
+    path = log(
+        tmp_path / "kmsg",
+        (1_000_000, "3b", "119, Timeout"),
+        (2_000_000, "3b", "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+        (3_000_000, "af", "79, GPU has fallen off the bus."),
+    )
+    reader = KernelLog(str(path), lambda: 0.0)
+    one, two = described(reader, "0000:3b:00.0", "0000:af:00.0")
+    assert (one["xid"]["code"], two["xid"]["code"]) == (154, 79)
+    log(path, (9_000_000, "3b", "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"))
+    found = cards("0000:3b:00.0", "0000:af:00.0")
+    found[0]["xid"] = {"code": 154, "time": 9.5, "source": "nvml", "detail": None}
+    reader.describe(found)
+    assert found[0]["xid"] is None and found[1]["xid"]["code"] == 79
+    with path.open("a", encoding="utf-8") as file:
+        file.write("4,9,12000000,-;NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n")
+    assert described(reader, "0000:af:00.0")[0]["xid"] is None
+    log(path, (13_000_000, "af", "143, GPU init failed"))
+    assert described(reader, "0000:af:00.0")[0]["xid"]["code"] == 143
+
+
 def test_the_logs_file_is_opened_once_and_closed(tmp_path):
     path = log(tmp_path / "kmsg", (1, "3b", "13, a"))
     reader = KernelLog(str(path))

@@ -16,8 +16,9 @@ from dflash_tui.fleet.gpu import (
     GpuRetiredPages,
     GpuXid,
 )
-from dflash_tui.fleet.troubles import HELD_BACK, PROGRAM_XID_S, Severity, troubles, worst
+from dflash_tui.fleet.troubles import CARD_XID_S, HELD_BACK, PROGRAM_XID_S, Severity, troubles, worst
 from dflash_tui.fleet.xids import XIDS, meaning
+from dflash_tui.node.xids import OF_PROGRAMS
 
 NOW = 10_000.0
 ALARM, WARNING, NOTE = Severity.ALARM, Severity.WARNING, Severity.NOTE
@@ -100,10 +101,15 @@ def test_a_low_generation_at_rest_saves_power_and_all_links_down_are_no_links() 
     assert said(nvlink=GpuNvLink((False,) * 18)) == []
 
 
-def test_a_programs_xid_grows_old_and_a_cards_does_not() -> None:
-    old = NOW - PROGRAM_XID_S - 1
+def test_a_programs_xid_is_soon_forgotten_and_a_cards_is_a_note_after_a_day() -> None:
+    old, very_old = NOW - PROGRAM_XID_S - 1, NOW - CARD_XID_S - 1
     assert said(xid=GpuXid(31, old)) == []
-    assert said(xid=GpuXid(79, old)) != []
+    assert said(xid=GpuXid(79, old))[0][0] is ALARM
+    assert said(xid=GpuXid(79, very_old))[0][0] is NOTE
+
+
+def test_the_node_knows_the_same_codes_as_faults_of_programs() -> None:
+    assert {code for code, means in XIDS.items() if means.about_program} == OF_PROGRAMS
 
 
 def test_every_word_fits_beside_a_card_and_every_line_has_a_remedy() -> None:

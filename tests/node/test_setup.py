@@ -216,10 +216,30 @@ def test_a_setup_that_was_killed_in_the_middle_goes_on_and_mends_what_is_in_piec
     # What a power loss leaves: metadata that is whole, and a file that is not.
     (site,) = built.glob("lib/python3.*/site-packages")
     (site / "bulk" / "m7.py").write_bytes(b"")
-    (built / "env.json").unlink()
+    assert node.plan(pins=of_worker("bulk", "alpha==1.0"))["already_whole"] == []
     node.run(0, pins=of_worker("bulk", "alpha==1.0"))
     assert "bulk-1.0 was left in pieces" in node.log
     assert node.ask("worker", "import bulk.m7; print(bulk.m7.n)") == "7"
+
+
+def test_a_folder_whose_python_or_pip_is_gone_is_begun_anew(made: Node, tmp_path: Path) -> None:
+    node = Node(tmp_path, made.wheels)
+    shutil.copytree(made.envs, node.envs, symlinks=True)
+    built = (node.envs / "worker").resolve()
+    (built / "bin" / "python").unlink()
+    node.run(0, pins=of_worker("alpha==1.0"))
+    assert node.ask("worker", "import alpha; print(alpha.version)") == "1.0"
+    (main,) = built.glob("lib/python3.*/site-packages/pip/_internal/commands/install.py")
+    main.unlink()
+    node.run(0, pins=of_worker("alpha==1.0"))
+    assert main.exists() and (node.envs / "worker").resolve() == built
+
+
+def test_a_base_python_that_is_named_by_a_shim_is_the_one_behind_it(made: Node, tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    shim.chmod(0o755)
+    assert made.plan(python=str(shim), pins=of_worker("alpha==1.0"))["already_whole"] == ["worker"]
 
 
 def test_a_request_to_stop_ends_pip_too_and_the_setup_says_that_it_goes_on(wheels: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def build(wanted: Wanted, base: Base, wheels: str, driver: str, programs: Progra
     link = os.path.join(places.root(), wanted.name)
     if os.path.lexists(link) and not os.path.islink(link):
         raise Refusal("%s was not made by this setup" % link, "move it away, or remove it")
+    paths.remove(os.path.join(folder, places.RECORD))  # until it is whole again it does not count
     _make_python(wanted, base, wheels, folder, programs, report)
     _install(wanted, base, wheels, folder, programs, report)
     report.phase("%s: checking what was installed" % wanted.name)
@@ -58,10 +59,13 @@ def _make_python(wanted: Wanted, base: Base, wheels: str, folder: str, programs:
     """The environment's Python with pip in it."""
     marker = os.path.join(folder, _MADE)
     python = places.python_in(folder)
-    if paths.read_json(marker) is not None:
-        for broken in check.mend(folder):
-            report.emit("warning", message="%s: %s was left in pieces and is installed anew" % (wanted.name, broken))
-        if programs.run([python, "-I", "-m", "pip", "--version"], quiet=True).code == 0:
+    if paths.read_json(marker) is not None and os.access(python, os.X_OK):
+        forgotten = check.mend(folder)
+        for name in forgotten:
+            report.emit("warning", message="%s: %s was left in pieces and is installed anew" % (wanted.name, name))
+        # A pip in pieces may say its version and still not install; nobody else would put it back.
+        whole = not any(name.startswith("pip-") for name in forgotten)
+        if whole and programs.run([python, "-I", "-m", "pip", "--version"], quiet=True).code == 0:
             return
     report.phase("%s: making the environment with %s (%s)" % (wanted.name, base.path, base.version))
     shutil.rmtree(folder, ignore_errors=True)
@@ -159,13 +163,12 @@ def _drop_unloved(wanted: Wanted, folder: str, programs: Programs, report: Repor
     report.emit("warning", message="%s: %s left out, beside a CPU build of torch" % (wanted.name, " and ".join(there)))
 
 
-def is_current(wanted: Wanted, base_wanted: str) -> bool:
-    """Whether the whole environment of that name is what is wanted, made with the base that was named (if one was)."""
+def is_current(wanted: Wanted, base: str) -> bool:
+    """Whether the whole environment of that name is what is wanted, made with that base Python ("": with any)."""
     folder = places.current(wanted.name)
     record = places.record_of(folder) if folder is not None else None
-    if record is None or record.get("requirements") != list(wanted.requirements):
+    if folder is None or record is None or record.get("requirements") != list(wanted.requirements):
         return False
-    if not base_wanted:
-        return True
-    named = shutil.which(os.path.expanduser(base_wanted))
-    return named is not None and os.path.realpath(named) == os.path.realpath(str(record.get("base")))
+    if base and os.path.realpath(base) != os.path.realpath(str(record.get("base"))):
+        return False
+    return not check.broken(folder)

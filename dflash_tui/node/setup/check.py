@@ -59,11 +59,8 @@ def installed(folder: str) -> List[str]:
     return [name_of(name[: -len(".dist-info")].rpartition("-")[0]) for name in names if name.endswith(".dist-info")]
 
 
-def mend(folder: str) -> List[str]:
-    """Forgets packages that a killed pip or a power loss left in pieces, so that pip installs them anew; their names.
-
-    pip takes a package for installed once its METADATA is there, whatever is missing of the rest.
-    """
+def broken(folder: str) -> List[str]:
+    """The dist-info folders of packages that a killed pip or a power loss left in pieces."""
     site = site_packages(folder)
     found = sorted(glob.glob(os.path.join(glob.escape(site), "*.dist-info"))) if site else []
     listed = {dist_info: _listed(dist_info) for dist_info in found}
@@ -71,12 +68,22 @@ def mend(folder: str) -> List[str]:
     for files in listed.values():
         for path, size in (files or {}).items():
             sizes.setdefault(path, set()).add(size)
-    broken = []
-    for dist_info, files in listed.items():
-        if not files or not all(_there(os.path.join(site, path), sizes[path]) for path in files):
-            broken.append(os.path.basename(dist_info)[: -len(".dist-info")])
-            shutil.rmtree(dist_info, ignore_errors=True)
-    return broken
+    return [
+        dist_info
+        for dist_info, files in listed.items()
+        if not files or not all(_there(os.path.join(site, path), sizes[path]) for path in files)
+    ]
+
+
+def mend(folder: str) -> List[str]:
+    """Forgets what is in pieces, so that pip installs it anew; the names and versions, as numpy-2.4.6.
+
+    pip takes a package for installed once its METADATA is there, whatever is missing of the rest.
+    """
+    found = broken(folder)
+    for dist_info in found:
+        shutil.rmtree(dist_info, ignore_errors=True)
+    return [os.path.basename(dist_info)[: -len(".dist-info")] for dist_info in found]
 
 
 def _listed(dist_info: str) -> Optional[Dict[str, int]]:

@@ -29,7 +29,8 @@ def make(spec: SetupSpec) -> Plan:
     driver = pins.driver_version()
     wheels = _wheels(spec.wheels)
     wanted = pins.wanted(spec, driver)
-    kept = [one for one in wanted if build.is_current(one, spec.python)]
+    # What was named may be a shim or an environment: the Python behind it counts.
+    kept = [one for one in wanted if build.is_current(one, base.path if spec.python else "")]
     todo = [one for one in wanted if one not in kept]
     if todo:
         build.check_pip(base, wheels)

@@ -172,6 +172,19 @@ def test_environments_that_setup_made_are_found_and_half_ones_are_told(
     assert found["environment vllm-0.26.0"].status == "problem" and found["vLLM"].status == "warning"
 
 
+def test_environments_that_do_not_answer_are_unknown_and_not_missing(
+    agent: Client, environment: dict[str, str]
+) -> None:
+    envs = Path(environment["HOME"]) / ".local" / "share" / "dflash-tui" / "envs"
+    folder = envs / ".built" / "vllm-0.26.0-0123456789"
+    OwnPython(folder)
+    (folder / "env.json").write_text(json.dumps({"name": "vllm-0.26.0"}))
+    (envs / "vllm-0.26.0").symlink_to(".built/vllm-0.26.0-0123456789")
+    script(folder / "bin" / "python", "#!/bin/sh\nexec sleep 600\n", anew=True)
+    found = checks(agent, python="no-such-python", write=False, limit_s=3)
+    assert found["environments"].status == "unknown" and "vLLM" not in found and "trainer" not in found
+
+
 def test_a_python_that_is_not_there_or_cannot_be_run_is_one_problem(agent: Client, tmp_path: Path) -> None:
     for python in ("no-such-python", "/nowhere/bin/python"):
         worker = checks(agent, python=python, write=False)["worker Python"]

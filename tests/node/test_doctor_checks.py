@@ -258,7 +258,10 @@ def test_a_folder_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
 
 def test_locks_that_do_not_lock_are_told(tmp_path: Path) -> None:
     assert folders.flock(str(tmp_path)).status == "ok"
-    assert "does not keep a second holder out" in folders.flock(str(tmp_path), lambda fd, how: None).found
+    left: list[Path] = []
+    found = folders.flock(str(tmp_path), lambda fd, how: left.extend(tmp_path.iterdir()))
+    assert "does not keep a second holder out" in found.found
+    assert left == [], "a lock that hangs until it is killed would leave a file"
 
     def unsupported(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

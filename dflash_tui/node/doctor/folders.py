@@ -185,17 +185,20 @@ def flock(folder: str, lock: Callable[[int, int], None] = fcntl.flock) -> Check:
     """Whether a lock that is held keeps a second one out: jobs and GPUs are guarded by such locks."""
     name, remedy = "file locks", "set XDG_STATE_HOME to a folder on a local disk"
     try:
-        with tempfile.NamedTemporaryFile(prefix=".dflash-tui-doctor-", dir=folder) as file:
-            lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            second = os.open(file.name, os.O_RDWR | os.O_CLOEXEC)
+        first, path = tempfile.mkstemp(prefix=".dflash-tui-doctor-", dir=folder)
+        with os.fdopen(first, "r+b"):
             try:
-                lock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    return Check(name, OK, "flock works in %s" % folder)
-                raise
+                second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             finally:
-                os.close(second)
+                os.unlink(path)  # a network disk may hang in the lock until we are killed
+            with os.fdopen(second, "r+b"):
+                lock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    lock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                        return Check(name, OK, "flock works in %s" % folder)
+                    raise
     except OSError as error:
         return Check(name, PROBLEM, "flock in %s: %s" % (folder, error.strerror), remedy)
     return Check(name, PROBLEM, "flock in %s does not keep a second holder out" % folder, remedy)

@@ -178,7 +178,12 @@ def _services(python: Optional[str], probe: Optional[Asked], envs: Asked, node: 
     elif envs.facts.get("half"):
         half = ", ".join(envs.facts["half"])
         checks.append(Check("environments", WARNING, "not made to the end: %s" % half, "go on with: %s" % node.setup))
-    return checks + pythons.services(found, node)
+    services = pythons.services(found, node)
+    if "environments" not in envs.facts:
+        why = "no answer within %g s" % envs.late_s if envs.late_s is not None else envs.said or "no answer"
+        checks.append(Check("environments", UNKNOWN, "could not be looked at: %s" % why))
+        services = [check for check in services if check.status == OK]  # what was not found may be in one of them
+    return checks + services
 
 
 def _same_folder(one: str, other: str) -> bool:

@@ -30,7 +30,7 @@ def environment() -> Dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("DFLASH_TUI_JOB") and name not in secrets.NAMES
+        if not name.startswith("DFLASH_TUI_JOB") and name not in (*secrets.NAMES, secrets.VARIABLE)
     }
 
 

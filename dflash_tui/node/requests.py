@@ -172,13 +172,14 @@ class Requests:
         timeout = header.get("timeout_s", 120.0)
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
             raise Refused(protocol.BAD_REQUEST, "plan: timeout_s must be seconds, at most 3600, not %r" % (timeout,))
-        sent, more = secrets.of_request(header), launching.env_of(header.get("env") or {}, "plan")
+        verb = str(request.get("verb"))
+        sent, more = secrets.of_request(header, verb), launching.env_of(header.get("env") or {}, "plan")
 
         def then() -> None:
             cards = self._choose(wanted, share)
             self._with_python(
                 number,
-                str(request.get("verb")),
+                verb,
                 str(header.get("python") or ""),
                 lambda python: self._run_plan(number, request, python, cards, timeout, sent, more),
                 lambda refused: self._refuse(number, refused),
@@ -230,7 +231,8 @@ class Requests:
         if job in self._launching:
             self._launching[job].append(number)
             return
-        launch, sent = launching.launch_of(header.get("launch")), secrets.of_request(header)
+        launch = launching.launch_of(header.get("launch"))
+        sent = secrets.of_request(header, launch.verb)
         self._launching[job] = [number]
 
         def refuse(refused: Refused) -> None:

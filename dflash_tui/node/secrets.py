@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Dict, Optional
 
-from dflash_tui.node import protocol
+from dflash_tui.node import protocol, verbs
 from dflash_tui.node.protocol import Refused
 
 VARIABLE = "DFLASH_TUI_SECRETS_FD"
@@ -16,8 +16,11 @@ NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _MOST = 4096  # so that all of them fit into a pipe that nobody reads yet
 
 
-def of_request(header: protocol.Header) -> Dict[str, str]:
-    """The secrets of a request, else those of the agent's own environment. Raises Refused, which shows no value."""
+def of_request(header: protocol.Header, verb: str) -> Dict[str, str]:
+    """The secrets of a request, else those of the agent's own environment; none for a verb of the node, which asks no hub.
+
+    Raises Refused, which shows no value.
+    """
     given: Any = header.get("secrets")
     if given is None:
         given = {}
@@ -26,6 +29,8 @@ def of_request(header: protocol.Header) -> Dict[str, str]:
     for name, value in given.items():
         if not isinstance(value, str) or not usable(value):
             raise _bad("the secret %s is not a text of up to %d visible ASCII characters" % (name, _MOST))
+    if verbs.is_of_node(verb):
+        return {}
     if given:
         return dict(given)
     # Started by a shell that has a token: its jobs get it as if it had been sent, and not in their environment.

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from dflash_tui.node import launching
+from dflash_tui.node.secrets import VARIABLE, of_request
 from tests.fakes.hub import Faults, Hub
 from tests.node.client import REPOSITORY, Client, Refusal, until
 from tests.node.conftest import of_state
@@ -79,6 +81,17 @@ def test_a_token_of_the_agents_own_environment_goes_the_same_way(
     ]  # the look finds what is there
     assert holders(tmp_path, [stat.pid for stat in of_state(state)]) == []
     go.touch()
+
+
+def test_a_verb_of_the_node_gets_no_token_whoever_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert of_request({}, "extract") == of_request({"secrets": SECRETS}, "extract") == SECRETS
+    assert of_request({}, "setup") == of_request({"secrets": SECRETS}, "setup") == {}
+
+
+def test_an_agent_that_runs_in_a_job_hands_no_number_of_that_jobs_pipe_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "5")
+    assert VARIABLE not in launching.environment()
 
 
 def test_a_plan_gets_a_token_too(agent: Client, tmp_path: Path) -> None:

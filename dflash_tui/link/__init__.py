@@ -2,9 +2,10 @@
 
 import logging
 
+from dflash_tui.link.asking import new_job_id
 from dflash_tui.link.errors import LinkError, RequestRefused
 from dflash_tui.link.follow import Tail
-from dflash_tui.link.node import NodeLink, new_job_id
+from dflash_tui.link.node import NodeLink
 from dflash_tui.link.requests import FilePosition, Reply
 from dflash_tui.link.target import LinkOptions, Target, parse_target
 

@@ -18,42 +18,31 @@ from typing import Any
 from dflash_tui.fleet.facts import (
     AgentGreeted,
     BeatArrived,
-    Checkup,
     Fact,
-    Job,
     JobsArrived,
     LinkChanged,
     LinkState,
     MetricsArrived,
 )
-from dflash_tui.link import doctor, facts
+from dflash_tui.link import facts
+from dflash_tui.link.asking import Asking
 from dflash_tui.link.bootstrap import agent_script, remote_command
 from dflash_tui.link.bundle import node_bundle
 from dflash_tui.link.connection import Cancel, Connection
 from dflash_tui.link.errors import REFUSED_CODES, UNREACHABLE_CODES, LinkError
 from dflash_tui.link.follow import Tail, Tails, what_file
 from dflash_tui.link.local import LocalConnection
-from dflash_tui.link.requests import NOTHING, FilePosition, Reply, Requests, beside, job_of, position_of, then
+from dflash_tui.link.requests import Reply, Requests
 from dflash_tui.link.session import LOST_AFTER_S, STALE_AFTER_S, Session
 from dflash_tui.link.target import LinkOptions, Target
 from dflash_tui.node import protocol
-from dflash_tui.node.protocol import Launch
 
 _LOG = logging.getLogger(__name__)
 _RETRY_LEAST_S, _RETRY_MOST_S = 0.5, 30.0
 _STEADY_S = 30.0  # after so long the next loss is a new story
-# Longer than the agent's own limits together, for its answer knows more: the first reading of the GPUs, the trial of the
-# Python, and for a launch the supervisor's first word.
-_AGENT_PREPARES_S = 60.0
-_AGENT_LAUNCHES_S = 100.0
 
 
-def new_job_id(verb: str) -> str:
-    """An id that sorts by time: `20261130-025500-extract-3f9a` (UTC)."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{verb}-{secrets.token_hex(2)}"
-
-
-class NodeLink:
+class NodeLink(Asking):
     """The link to one node. Facts go to `emit` from the link's thread, in order; nothing here blocks its caller.
 
     Every method but `wait_live` and `close` returns at once; futures end with a LinkError where the node cannot be
@@ -150,69 +139,6 @@ class NodeLink:
         # Never to the next connection: there the frame would come too early, and who asked was told "lost".
         self._post(lambda: self._send(frame) if self._session is session else None)
         return future
-
-    def list_jobs(self) -> Future[tuple[Job, ...]]:
-        return then(self.request("list"), lambda reply: facts.jobs(reply.header.get("jobs")))
-
-    def launch(self, job_id: str, launch: Launch, *, secrets: Mapping[str, str] = NOTHING) -> Future[Job]:
-        """Starts a job. The same id again starts nothing anew: what was lost on the way may be sent again.
-
-        secrets: {"HF_TOKEN": …} for the runner; the node keeps it in memory alone.
-        """
-        fields = {"job": job_id, "launch": launch._asdict(), **beside(secrets=secrets)}
-        return then(self.request("launch", timeout=_AGENT_LAUNCHES_S, **fields), job_of)
-
-    def stop(self, job_id: str, force: bool = False) -> Future[Mapping[str, Any]]:
-        """Asks a job to end; an orphaned one is answered after its strays are gone."""
-        return then(
-            self.request("stop", timeout=120.0, job=job_id, force=force),
-            lambda reply: facts.clean_tree(dict(reply.header)),
-        )
-
-    def plan(
-        self,
-        verb: str,
-        spec: Mapping[str, Any],
-        *,
-        python: str = "",
-        gpus: tuple[str, ...] = (),
-        share: bool = False,
-        timeout: float = 120.0,
-        env: Mapping[str, str] = NOTHING,
-        secrets: Mapping[str, str] = NOTHING,
-    ) -> Future[Mapping[str, Any]]:
-        """What `backends plan` says on the node about `spec` (the JSON object of `verb`'s spec); `secrets` as for a launch."""
-        asked = self.request(
-            "plan",
-            timeout=timeout + _AGENT_PREPARES_S,
-            python=python,
-            spec={"verb": verb, "spec": dict(spec)},
-            gpus=list(gpus),
-            share=share,
-            timeout_s=timeout,
-            **beside(env=env, secrets=secrets),
-        )
-        return then(asked, lambda reply: facts.clean_tree(reply.header.get("plan") or {}))
-
-    def doctor(
-        self, *, python: str = "", paths: tuple[str, ...] = (), write: bool = True, limit_s: float = doctor.LIMIT_S
-    ) -> Future[Checkup]:
-        """What the node can do and what it lacks; `write`: disks may be tried. `limit_s` is that of the slowest check."""
-        return doctor.ask(self.request, self.host, python=python, paths=paths, write=write, limit_s=limit_s)
-
-    def read(
-        self,
-        *,
-        job: str | None = None,
-        file: str = "log",
-        path: str | None = None,
-        offset: int = 0,
-        length: int = 65536,
-    ) -> Future[tuple[FilePosition, bytes]]:
-        """Up to `length` bytes (64 KiB at most) from `offset`; negative: from the end."""
-        fields = what_file(job, file, path)
-        asked = self.request("read", **fields, offset=offset, length=min(length, protocol.MAX_PAYLOAD))
-        return then(asked, lambda reply: (position_of(reply), reply.payload))
 
     def follow(
         self, *, job: str | None = None, file: str = "log", path: str | None = None, offset: int = -65536

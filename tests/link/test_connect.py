@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from dflash_tui.link import LinkOptions, bundle, parse_target
+from dflash_tui.link.asking import AGENT_LAUNCHES_S, AGENT_PREPARES_S
 from dflash_tui.link.connection import Cancel
-from dflash_tui.link.node import _AGENT_LAUNCHES_S, _AGENT_PREPARES_S
 from dflash_tui.link.proxy import Proxy
 from dflash_tui.link.ssh import connect_tcp
 from dflash_tui.link.sshconfig import resolve
@@ -111,8 +111,8 @@ def test_what_outlives_a_proxy_and_holds_its_stderr_keeps_no_thread_and_no_descr
 
 
 def test_the_console_waits_for_longer_than_the_agent_may_take() -> None:
-    assert requests._FIRST_READING_S + launching._PROBE_S < _AGENT_PREPARES_S
-    assert requests._FIRST_READING_S + launching._PROBE_S + launching._READY_S < _AGENT_LAUNCHES_S
+    assert requests._FIRST_READING_S + launching._PROBE_S < AGENT_PREPARES_S
+    assert requests._FIRST_READING_S + launching._PROBE_S + launching._READY_S < AGENT_LAUNCHES_S
 
 
 def _group(process: psutil.Process) -> int:

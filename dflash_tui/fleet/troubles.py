@@ -15,6 +15,7 @@ __all__ = ["Severity", "Trouble", "troubles", "worst"]
 PROGRAM_XID_S = 3600.0
 CARD_XID_S = 86400.0
 BUSY_PERCENT = 50.0
+SLOWEST_AWAKE = 2  # performance state: P0 to P2 are those of work
 # A corrected error now and then is what ECC is for.
 MANY_CORRECTED = 1000
 
@@ -169,11 +170,12 @@ def _pcie(gpu: Gpu) -> list[Trouble]:
     if pcie is None:
         return []
     remedy = "reseat the card or its riser, or look whether the slot has so many lanes"
-    if pcie.width is not None and pcie.width_max is not None and pcie.width < pcie.width_max:
+    # An idle card lowers the generation by itself to save power, and many in a low state the width as well.
+    busy = gpu.utilisation_percent is not None and gpu.utilisation_percent >= BUSY_PERCENT
+    asleep = not busy and gpu.performance_state is not None and gpu.performance_state > SLOWEST_AWAKE
+    if not asleep and pcie.width is not None and pcie.width_max is not None and pcie.width < pcie.width_max:
         line = f"PCIe x{pcie.width} of x{pcie.width_max}: copies to and from the card are slower"
         found.append(Trouble(Severity.WARNING, "PCIe", line, remedy))
-    # An idle card lowers the generation by itself to save power.
-    busy = gpu.utilisation_percent is not None and gpu.utilisation_percent >= BUSY_PERCENT
     if (
         busy
         and pcie.generation is not None

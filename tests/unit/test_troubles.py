@@ -95,9 +95,13 @@ def test_the_worst_comes_first_and_only_alarms_and_warnings_are_marked() -> None
     assert marked is not None and marked.word == "PCIe"
 
 
-def test_a_low_generation_at_rest_saves_power_and_all_links_down_are_no_links() -> None:
+def test_a_low_generation_or_width_at_rest_saves_power_and_all_links_down_are_no_links() -> None:
     assert said(utilisation_percent=0.0, pcie=GpuPcie(1, 5, 16, 16)) == []
     assert said(utilisation_percent=None, pcie=GpuPcie(1, 5, 16, 16)) == []
+    narrow = GpuPcie(1, 4, 8, 16)
+    assert said(utilisation_percent=0.0, performance_state=8, pcie=narrow) == []
+    assert [word for _, word, _ in said(utilisation_percent=0.0, performance_state=0, pcie=narrow)] == ["PCIe"]
+    assert [word for _, word, _ in said(utilisation_percent=90.0, performance_state=3, pcie=narrow)] == ["PCIe", "PCIe"]
     assert said(nvlink=GpuNvLink((False,) * 18)) == []
 
 

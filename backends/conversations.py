@@ -118,10 +118,10 @@ def is_tokenised(record: dict[str, Any]) -> bool:
 
 
 def _samples(record: dict[str, Any], source: Source, place: Place) -> int:
-    """How many samples the record would be. Raises SourceError where it is no record."""
+    """How many samples the record would be; one at least, to be counted as skipped. Raises SourceError where it is none."""
     if is_tokenised(record):
         return 1
-    return sum(_raw_role(turn) in ("assistant", "gpt") for turn in _turns(record, source, place))
+    return max(sum(_raw_role(turn) in ("assistant", "gpt") for turn in _turns(record, source, place)), 1)
 
 
 def _tokenised(record: dict[str, Any], where: str) -> Tokenised:
@@ -137,8 +137,10 @@ def _tokenised(record: dict[str, Any], where: str) -> Tokenised:
 
 
 def _conversation(record: dict[str, Any], where: str, source: Source, place: Place) -> Conversation:
-    turns = _turns(record, source, place)
-    return Conversation(where, tuple(_message(turn) for turn in turns), _tools(record))
+    messages = tuple(_message(turn) for turn in _turns(record, source, place))
+    if all(message["role"] != "assistant" for message in messages):
+        raise Unusable("a conversation has no turn of the assistant")
+    return Conversation(where, messages, _tools(record))
 
 
 def _turns(record: dict[str, Any], source: Source, place: Place) -> list[dict[str, Any]]:
@@ -157,7 +159,7 @@ def _turns(record: dict[str, Any], source: Source, place: Place) -> list[dict[st
             raise SourceError(
                 f"{where} has a turn without `role` or `from`", "write turns as {from, value} or {role, content}"
             )
-    # Columns of a table give every turn the keys of all turns.
+    # An empty key says as much as one that is not there.
     return [{key: value for key, value in turn.items() if value is not None} for turn in turns]
 
 

@@ -202,6 +202,10 @@ def _already_done(output: Path, identity: dict[str, Any]) -> dict[str, Any] | No
     remedy = "delete it or give another output folder"
     if not output.is_dir():
         raise PrepareError(f"the output {output} is a file", remedy)
+    inside = sorted(path.name for path in output.iterdir() if path.is_dir())
+    if inside:
+        # Hidden states are often kept in the folder of their dataset.
+        remedy = f"give another output folder; in this one {inside[0]} would be lost too"
     try:
         record = json.loads((output / RECORD).read_text(encoding="utf-8"))
         same = record["version"] == _VERSION and record["identity"] == identity

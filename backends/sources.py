@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
@@ -16,6 +17,8 @@ from backends.errors import JobError, one_line
 # What a folder is searched for, in it and below it. Hidden files, and files in hidden folders, are not looked at.
 SUFFIXES = (".jsonl", ".json", ".parquet")
 _GIVE = "give JSONL, JSON or Parquet files, or folders of them"
+# Files of lines that are kept open: a folder may hold more than a process may have open.
+_OPEN = 64
 
 
 class SourceError(JobError):
@@ -51,10 +54,11 @@ class Source(Protocol):
 def open_sources(inputs: Sequence[str]) -> list[Source]:
     """The sources of files and folders, in the order given, a folder's by name. Raises SourceError."""
     found: list[Source] = []
+    opened: deque[JsonLines] = deque()
     for name in inputs:
         path = Path(name)
         if not path.is_dir():
-            found.append(_of_file(path, name))
+            found.append(_of_file(path, name, opened))
         elif _is_dataset(path):
             found.append(DatasetRows(name))
         else:
@@ -67,16 +71,16 @@ def open_sources(inputs: Sequence[str]) -> list[Source]:
             )
             if not files:
                 raise SourceError(f"the folder {name} holds no {', '.join(SUFFIXES)} file", _GIVE)
-            found.extend(_of_file(file, str(file)) for file in files)
+            found.extend(_of_file(file, str(file), opened) for file in files)
     return found
 
 
-def _of_file(path: Path, name: str) -> Source:
+def _of_file(path: Path, name: str, opened: deque[JsonLines]) -> Source:
     if path.suffix == ".parquet":
         return ParquetRows(name)
     if path.suffix == ".json" and _begins_a_list(path):
         return JsonList(name)
-    return JsonLines(name)
+    return JsonLines(name, opened)
 
 
 def _begins_a_list(path: Path) -> bool:
@@ -108,12 +112,13 @@ def _remedy(unit: str) -> str:
 
 
 class JsonLines:
-    """A file with one JSON object a line."""
+    """A file with one JSON object a line. opened: those of its kind that are open, the one that is closed next first."""
 
     unit = "line"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, opened: deque[JsonLines]) -> None:
         self.name = name
+        self._opened = opened
         self._file: IO[bytes] | None = None
         self._digest = hashlib.sha256()
 
@@ -132,13 +137,24 @@ class JsonLines:
 
     def record(self, place: Place) -> dict[str, Any]:
         try:
-            if self._file is None:
-                self._file = Path(self.name).open("rb")  # noqa: SIM115 - open for as long as the source is used
-            self._file.seek(place.at)
-            line = self._file.readline()
+            file = self._file or self._reopened()
+            file.seek(place.at)
+            line = file.readline()
         except OSError as error:
             raise _unreadable(self.name, error) from None
         return self.parse(place, line)
+
+    def _reopened(self) -> IO[bytes]:
+        if len(self._opened) >= _OPEN:
+            self._opened.popleft()._close()
+        self._file = Path(self.name).open("rb")  # noqa: SIM115 - for the records to come
+        self._opened.append(self)
+        return self._file
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def parse(self, place: Place, content: bytes) -> dict[str, Any]:
         where = f"{self.name}, line {place.number}"
@@ -163,9 +179,10 @@ def _parsed(text: bytes, where: str, remedy: str) -> Any:
 
 
 class _Rows:
-    """Records that are at hand by their index."""
+    """Records that are at hand by their index. of_table: a key that one record has every record has, empty or not."""
 
     unit = "row"
+    of_table = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -188,19 +205,33 @@ class _Rows:
     def record(self, place: Place) -> dict[str, Any]:
         if self._rows is None:
             self._rows = self._open()
-        return as_object(self._rows[place.at], self.name, self.unit, place.number)
+        return self._object(self._rows[place.at], place)
 
     def parse(self, place: Place, content: bytes) -> dict[str, Any]:
-        return as_object(json.loads(content), self.name, self.unit, place.number)
+        return self._object(json.loads(content), place)
+
+    def _object(self, row: Any, place: Place) -> dict[str, Any]:
+        record = as_object(row, self.name, self.unit, place.number)
+        return _without_empty(record) if self.of_table else record
 
     def sha256(self) -> str:
         return self._digest.hexdigest()
+
+
+def _without_empty(value: Any) -> Any:
+    """A value of a table without the keys that are there for other rows alone, however deep."""
+    if isinstance(value, dict):
+        return {key: _without_empty(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list) and any(isinstance(inner, (dict, list)) for inner in value):
+        return [_without_empty(inner) for inner in value]
+    return value
 
 
 class JsonList(_Rows):
     """A file that is one JSON list of objects; it is held in memory."""
 
     unit = "element"
+    of_table = False
 
     def _open(self) -> list[Any]:
         try:

@@ -111,6 +111,18 @@ def test_an_output_of_another_prepare_or_of_nobody_is_left_alone(model: Path, tm
         run_prepare(model, tmp_path / "in.jsonl", source)
 
 
+def test_nobody_is_told_to_delete_a_dataset_with_hidden_states_in_its_folder(model: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
+    run_prepare(model, tmp_path / "out", source)
+    (tmp_path / "out" / "hidden_states").mkdir()
+    assert run_prepare(model, tmp_path / "out", source)["already_done"]
+    with pytest.raises(
+        PrepareError, match="give another output folder; in this one hidden_states would be lost"
+    ) as caught:
+        run_prepare(model, tmp_path / "out", source, max_tokens=100)
+    assert "delete it" not in str(caught.value)
+
+
 def test_a_dataset_of_an_older_prepare_is_refused_by_its_version(model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", chat("2+2?", "4"))
     run_prepare(model, tmp_path / "out", source)

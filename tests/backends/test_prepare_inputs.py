@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import datasets
 import pytest
 from conversation_rows import chat, parts, run_prepare, write_lines
 
+from backends import sources
 from backends.conversations import Conversation, Records, Skipped, Tokenised
 from backends.dataset import PreparedDataset
 from backends.plan import plan
@@ -67,6 +69,21 @@ def test_a_folder_gives_the_files_in_it_and_below_it_in_order_and_no_hidden_ones
     run_prepare(model, tmp_path / "out", str(folder))
     run_prepare(model, tmp_path / "wanted", write_lines(tmp_path / "w.jsonl", *CHATS[:4]))
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "wanted")
+
+
+def test_a_folder_of_more_files_than_may_be_open_at_a_time_is_read_in_any_order(tmp_path: Path) -> None:
+    def opened() -> int:
+        return sum(str(tmp_path) in os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
+
+    for number in range(2 * sources._OPEN):
+        write_lines(tmp_path / f"{number}.jsonl", chat(f"q{number}", "a"), chat(f"r{number}", "b"))
+    most, asked = 0, []
+    for record in Records((str(tmp_path),), shuffle_seed=0):
+        assert isinstance(record, Conversation)
+        asked.append(record.messages[0]["content"])
+        most = max(most, opened())
+    assert sorted(asked) == sorted(f"{letter}{number}" for letter in "qr" for number in range(2 * sources._OPEN))
+    assert most == sources._OPEN
 
 
 def test_folders_and_files_that_hold_nothing_are_named(model: Path, tmp_path: Path) -> None:
@@ -176,6 +193,26 @@ def test_tools_and_their_calls_and_answers_reach_the_template(
     assert 'call weather({"city": "Rome"})' in before and "tool\nsunny" in before and supervised == "Sunny.<|im_end|>\n"
 
 
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_keys_that_a_table_has_for_other_rows_alone_do_not_reach_the_template(tmp_path: Path, kind: str) -> None:
+    calls = [
+        {"type": "function", "function": {"name": name, "arguments": {key: "x"}}}
+        for name, key in (("weather", "city"), ("time", "zone"))
+    ]
+    tools = [{"function": {"name": "weather", "needs": {"city": "where"}}}, {"function": {"name": "time"}}]
+    turns = [{"role": "user", "content": "?"}, *({"role": "assistant", "tool_calls": [call]} for call in calls)]
+    table = datasets.Dataset.from_list([{"messages": turns, "tools": tools}])
+    if kind == "parquet":
+        table.to_parquet(tmp_path / "in")
+        (tmp_path / "in").rename(tmp_path / "in.parquet")
+    else:
+        table.save_to_disk(tmp_path / "in.parquet")
+    (record,) = Records((str(tmp_path / "in.parquet"),))
+    assert isinstance(record, Conversation)
+    assert record.tools == tools
+    assert [message.get("tool_calls", []) for message in record.messages] == [[], calls[:1], calls[1:]]
+
+
 @pytest.mark.parametrize("key", ["thinking", "reasoning_content", "reasoning"])
 def test_the_reasoning_of_the_last_turn_is_supervised_and_that_of_history_is_the_templates_affair(
     model: Path, tmp_path: Path, key: str
@@ -247,6 +284,18 @@ def test_what_cannot_be_used_is_told_with_its_place_whatever_the_order(tmp_path:
     assert skipped == Skipped(f"{source}:4", 1, "unknown role 'narrator'")
     (row,) = [record for record in records if isinstance(record, Tokenised)]
     assert row == Tokenised(f"{source}:5", [5, 6, 7], [0, 1, 1])
+
+
+def test_a_conversation_without_a_turn_of_the_assistant_is_counted_and_told(
+    model: Path, tmp_path: Path, events: Any
+) -> None:
+    source = write_lines(
+        tmp_path / "in.jsonl", chat("hello?"), chat("2+2?", "4"), {"messages": [{"role": "bot", "content": "x"}]}
+    )
+    result = run_prepare(model, tmp_path / "out", source, events=events)
+    assert (result["samples"], result["total"]) == (1, 3)
+    assert result["skipped"] == {"a conversation has no turn of the assistant": 1, "unknown role 'bot'": 1}
+    assert any(f"(first: {source}:1)" in event["message"] for event in events.of("warning"))
 
 
 # --- figures ---

@@ -13,7 +13,7 @@ from typing import Any
 
 from backends.errors import Interrupted, JobError, WorkerError, one_line
 from backends.events import EventLog
-from backends.flattening import Watch
+from backends.flattening import REMEDY, Watch
 from backends.fp8 import FLOAT8
 from backends.packing import Pack, pack_samples
 from backends.plan.extract import ExtractPlan, plan_extract
@@ -86,6 +86,7 @@ class _Run:
         self.waiting: deque[tuple[int, ...]] = deque()
         self.skipped: dict[int, str] = {}
         self.packing = "packs"
+        self.fell_back = False
         float8 = plan.spec.stored_dtype == FLOAT8
         self.float8 = Watch(store.output, store.header, events) if float8 else None
 
@@ -246,6 +247,9 @@ class _Run:
         if fields["packing"] != self.packing:
             self.packing = fields["packing"]
             self.events.emit("warning", message=f"{fields['packing']}: {fields['why_not']}")
+        if fields["fallback"] and not self.fell_back:
+            self.fell_back = True
+            self.events.emit("warning", message=f"gated delta nets by PyTorch, which is slower: {fields['fallback']}")
 
     # --- what became of packs ---------------------------------------------------------------------------------------
 
@@ -266,9 +270,10 @@ class _Run:
             self.skipped[row] = why
             self.progress.skipped = len(self.skipped)
             if len(self.skipped) > _SKIP_SHARE * self.progress.total:
+                remedy = "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does"
                 raise JobError(
                     f"row {row}: {why} ({len(self.skipped)} of {self.progress.total} samples so)",
-                    "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does",
+                    remedy if self.float8 is None else f"{REMEDY}; else {remedy}",
                 )
             self.events.emit("warning", message=f"row {row} is skipped: {why}")
 

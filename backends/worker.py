@@ -2,7 +2,7 @@
 
 in:  {"op": "start", "spec": {...}, "layer_ids": [...], "device": "cuda" or "cpu", "gpu": UUID or null}, once;
      {"op": "pack", "id": n, "rows": [...]}; {"op": "end"}.
-out: phase {phase}; ready {device, packing, why_not}; done {id, entries: [[row, file, tokens, bytes]], bad: [[row, why]],
+out: phase {phase}; ready {device, packing, why_not, fallback}; done {id, entries: [[row, file, tokens, bytes]], bad: [[row, why]],
      float8: [[`flattening.FIGURES`] a layer] or null};
      oom {id, message}; disk {id, entries, message}; refused {message, remedy, status}; crash {message, starting}; ended.
 
@@ -120,7 +120,9 @@ def _start(order: dict[str, Any], answers: Answers) -> tuple[PreparedDataset, Ex
     name = torch.cuda.get_device_name(0) if order["device"] == "cuda" else "cpu"
     if extractor.kernels:
         print(f"gated delta nets by {extractor.kernels}", flush=True)
-    answers.send("ready", device=name, packing=extractor.packing, why_not=extractor.why_not)
+    answers.send(
+        "ready", device=name, packing=extractor.packing, why_not=extractor.why_not, fallback=extractor.fallback
+    )
     return PreparedDataset(spec.dataset), extractor
 
 

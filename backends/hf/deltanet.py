@@ -180,12 +180,13 @@ def _delta_rule_of_heads(
 class PackedDeltaNets:
     """The gated delta nets of one model, with the boundaries of the pack that is being computed.
 
-    kernels: what computes the delta rule, in words; "" where the model has no delta nets. why_not: why the boundaries cannot
-    reach them, else "".
+    kernels: what computes the delta rule, in words; "" where the model has no delta nets. fallback: why it is PyTorch although
+    other kernels are here, else "". why_not: why the boundaries cannot reach them, else "".
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         self.kernels = ""
+        self.fallback = ""
         self.why_not = ""
         self._rule: Callable[..., Any] | None = None
         self._layout: PackLayout | None = None
@@ -203,25 +204,29 @@ class PackedDeltaNets:
         """From now on PyTorch's own operations, because of `why`. Returns whether that is another way than before."""
         if self._rule is None:
             return False
-        self._rule, self.kernels = None, f"PyTorch (not {self.kernels}: {why})"
+        self._fall_back(why)
         return True
+
+    def _fall_back(self, why: str) -> None:
+        self._rule, self.fallback = None, f"not {self.kernels}: {why}"
+        self.kernels = f"PyTorch ({self.fallback})"
 
     def _use_fla(self, net: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         """flash-linear-attention's kernel, if it is here and runs."""
         version = fla_version()
         if version is None:
             return
+        self.kernels = f"{FLA} {version}"
         try:
             rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
             if not {"cu_seqlens", "chunk_indices"} <= inspect.signature(rule).parameters.keys():
                 raise ImportError("chunk_gated_delta_rule takes no chunk_indices")
-            self._rule, self.kernels = rule, f"{FLA} {version}"
+            self._rule = rule
             self._tune(net, device, dtype)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # An import of Triton, and its compiler, fail in many ways.
-            self._rule = None
-            self.kernels = f"PyTorch (not {FLA} {version}: {type(error).__name__}: {one_line(error)})"
+            self._fall_back(f"{type(error).__name__}: {one_line(error)}")
 
     def _tune(self, net: Any, device: torch.device, dtype: torch.dtype) -> None:
         """Triton keeps what is fastest at the first call: that must be of a pack's size, not of the proof's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from backends.errors import JobError
+from backends.errors import JobError, one_line
 from backends.fp8 import FLOAT8
 from backends.hf import fp8
 from backends.hf.attention import pack_arguments
@@ -55,7 +55,8 @@ class Extractor:
     """Runs packs through a model and writes one file a sample.
 
     packing: "packs", or "one sample at a time" where the proof at start failed; `why_not` then says what it found.
-    kernels: what computes the gated delta nets of the model, "" where it has none.
+    kernels: what computes the gated delta nets of the model, "" where it has none; fallback: why that is PyTorch although other
+    kernels are here, else "".
     float8: files hold float8 with a scale a token, made on the device.
     """
 
@@ -75,7 +76,7 @@ class Extractor:
         self.layer_ids = tuple(layer_ids)
         self.packing = "packs"
         self.why_not = ""
-        self.kernels = ""
+        self.kernels = self.fallback = ""
         self._model = model
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
@@ -152,13 +153,21 @@ class Extractor:
 
     def _prove(self) -> None:
         """Asks whether samples of a pack see each other; from now on one sample at a time where they do."""
-        self.why_not = prove(self.states, self._vocab_size, self._dtype)
-        if self.why_not and self._deltanets.use_pytorch(self.why_not):
+        try:
+            self.why_not = prove(self.states, self._vocab_size, self._dtype)
+            again = bool(self.why_not) and self._deltanets.use_pytorch(self.why_not)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Kernels that are compiled for each size may fail at this one alone.
+            again = self._deltanets.use_pytorch(f"{type(error).__name__}: {one_line(error)}")
+            if not again:
+                raise
+        if again:
             self.why_not = prove(self.states, self._vocab_size, self._dtype)
         if self.why_not:
             self.packing = "one sample at a time"
             self.why_not = "; ".join(filter(None, [self._deltanets.why_not, self.why_not]))
-        self.kernels = self._deltanets.kernels
+        self.kernels, self.fallback = self._deltanets.kernels, self._deltanets.fallback
 
     def run(self, samples: Sequence[Sample], finished: Callable[[PackResult | BaseException], None]) -> None:
         """Computes a pack and returns while it is copied and written; `finished` is called from a thread.
@@ -220,6 +229,8 @@ class Extractor:
                 own = None if scales is None else scales[part]
                 jobs.append((sample.row, self._writers.submit(self._write, sample, bits[part], own)))
                 begin = part.stop
+            # All of them, whatever one raises: the buffer that they read is the next pack's.
+            wait([job for _, job in jobs])
             for row, job in jobs:
                 try:
                     result.entries.append(job.result())

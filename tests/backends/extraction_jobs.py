@@ -49,7 +49,7 @@ def make_dataset(folder: Path, lengths: list[int], *, vocab: int = 1500, seed: i
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in lengths]
     rows = {"input_ids": ids, "loss_mask": [[1] * length for length in lengths], "seq_len": lengths}
-    datasets.Dataset.from_dict(rows).save_to_disk(folder)
+    datasets.Dataset.from_dict(rows).with_format("torch").save_to_disk(folder)
     return folder
 
 
@@ -161,6 +161,7 @@ class InProcess:
     """
 
     count = 1
+    fallback = ""
 
     def __init__(self, plan: ExtractPlan, _store: Store, most_tokens: int = 1 << 30) -> None:
         self.extractor = Extractor.open(
@@ -177,7 +178,9 @@ class InProcess:
         self.sizes: list[int] = []
 
     def start(self, worker: int) -> int:
-        self.said.append(Message(worker, "ready", {"device": "cpu", "packing": "packs", "why_not": ""}))
+        self.said.append(
+            Message(worker, "ready", {"device": "cpu", "packing": "packs", "why_not": "", "fallback": self.fallback})
+        )
         self.ready = True
         return os.getpid()
 

@@ -259,6 +259,12 @@ def broken_kernel(q: Any, k: Any, v: Any, *, cu_seqlens: Any, chunk_indices: Any
     raise RuntimeError("ptxas is missing\nand more")
 
 
+def small_kernel(q: Any, k: Any, v: Any, *, cu_seqlens: Any, chunk_indices: Any, **_: Any) -> Any:
+    if len(chunk_indices) * 64 != v.shape[1]:
+        raise RuntimeError("no configuration for samples this short")
+    return torch.zeros_like(v), None
+
+
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
@@ -269,6 +275,7 @@ def broken_kernel(q: Any, k: Any, v: Any, *, cu_seqlens: Any, chunk_indices: Any
             "PyTorch (not flash-linear-attention 0.6.0: ImportError: chunk_gated_delta_rule takes no chunk_indices)",
         ),
         (broken_kernel, "PyTorch (not flash-linear-attention 0.6.0: RuntimeError: ptxas is missing"),
+        (small_kernel, "PyTorch (not flash-linear-attention 0.6.0: RuntimeError: no configuration for samples"),
     ],
 )
 def test_a_kernel_is_used_where_it_is_right_and_else_pytorch(
@@ -289,6 +296,7 @@ def test_a_kernel_is_used_where_it_is_right_and_else_pytorch(
     using = opened(hybrid)
     assert using.packing == "packs"
     assert using.kernels.startswith(words)
+    assert using.kernels == (f"PyTorch ({using.fallback})" if kernel is not right_kernel else words)
     assert "\n" not in using.kernels
     assert worst_error(using, samples, plain) < 1e-5
 

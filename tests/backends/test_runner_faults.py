@@ -61,7 +61,7 @@ def with_rare_token(folder: Path, rows: Sequence[int], total: int) -> Path:
     for row in rows:
         ids[row][2] = RARE
     columns = {"input_ids": ids, "loss_mask": [[1] * 6] * total, "seq_len": [6] * total}
-    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+    datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(folder)
     return folder
 
 
@@ -140,6 +140,20 @@ def test_one_sample_that_does_not_fit_into_memory_ends_the_job_naming_the_row(
             never,
             make_workers=lambda plan, store: InProcess(plan, store, most_tokens=48),
         )
+
+
+def test_kernels_that_do_not_work_are_told_once(models: dict[str, Path], tmp_path: Path, events: Any) -> None:
+    class Slow(InProcess):
+        fallback = "not kernels 1.0: ptxas is missing"
+
+    extract(
+        spec_of(models["qwen3"], make_dataset(tmp_path / "data", [5, 9]), tmp_path / "out"),
+        events,
+        never,
+        make_workers=Slow,
+    )
+    (warning,) = events.of("warning")
+    assert warning["message"] == "gated delta nets by PyTorch, which is slower: not kernels 1.0: ptxas is missing"
 
 
 def test_torchs_own_error_is_known_as_out_of_memory() -> None:

@@ -25,7 +25,8 @@ class DatasetError(JobError):
 class PreparedDataset:
     """A dataset folder written by `prepare`, by the trainer's own preparation, or by `save_to_disk`.
 
-    Rows are read from the memory-mapped file when asked for; nothing is held. Raises DatasetError.
+    Rows are read from the memory-mapped file when asked for; nothing is held. format: what the trainer will make of the rows;
+    it takes "torch" alone. Raises DatasetError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,6 +57,7 @@ class PreparedDataset:
                 f"the dataset {self.path} has no column {', '.join(missing)}, only {', '.join(self._dataset.column_names)}",
                 "prepare it from the conversations with `prepare`",
             )
+        self.format: str | None = state.get("_format_type")
         # Without `messages`, a row is two lists of numbers.
         self._rows = self._dataset.select_columns(["input_ids", "loss_mask"])
         self._lengths: list[int] | None = None

@@ -183,6 +183,11 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         warning = UNKNOWN if known is None else known.warning()
         result.warnings += [warning] if warning else []
         result.float8 = known.facts() if known else {}
+    if dataset.format != "torch":
+        result.warnings.append(
+            f"the rows of {dataset.path} are not saved as torch's tensors, and the trainer stops at others: set _format_type to"
+            ' "torch" in its state.json (the hidden states stay good), or prepare it again'
+        )
     longest = max((lengths[row] for row in rows), default=0)
     if shape.max_positions and longest > shape.max_positions:
         result.warnings.append(

@@ -175,6 +175,18 @@ def test_more_positions_than_the_model_was_made_for_are_a_warning(
     assert "max_position_embeddings" in answer["warnings"][-1]
 
 
+def test_a_dataset_that_the_trainer_would_stop_at_is_a_warning(
+    extract_spec: dict[str, Any], dataset: Path, tmp_path: Path
+) -> None:
+    plain = Path(shutil.copytree(dataset, tmp_path / "plain"))
+    state = json.loads((plain / "state.json").read_text())
+    (plain / "state.json").write_text(json.dumps({**state, "_format_type": None}))
+    assert not any("trainer stops" in line for line in planned(extract_spec)["warnings"])
+    assert any(
+        "the trainer stops at others: set" in line for line in planned(extract_spec, dataset=str(plain))["warnings"]
+    )
+
+
 def test_layers_without_the_last_one_are_a_warning_since_the_trainer_needs_it(extract_spec: dict[str, Any]) -> None:
     assert any("layer id 8, the last one" in line for line in planned(extract_spec, layers=[2, 5])["warnings"])
     assert not any("the last one" in line for line in planned(extract_spec, layers=[2, 8])["warnings"])

@@ -101,7 +101,7 @@ def make_dataset(folder: Path, vocabulary: int, samples: int, mean: int, longest
     generator = torch.Generator().manual_seed(2)
     ids = [torch.randint(0, vocabulary, (length,), generator=generator).tolist() for length in lengths]
     rows = {"input_ids": ids, "loss_mask": [[1] * length for length in lengths], "seq_len": lengths}
-    datasets.Dataset.from_dict(rows).save_to_disk(folder)
+    datasets.Dataset.from_dict(rows).with_format("torch").save_to_disk(folder)
     return lengths
 
 

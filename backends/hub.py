@@ -24,6 +24,7 @@ from backends.hubfiles import dataset_files, model_files
 from backends.hubname import HubName, dataset_name, model_name, wanted_model
 from backends.progress import Progress
 from backends.spec import ExtractSpec, PrepareSpec, Spec, VerifySpec
+from backends.template import TOKENIZER_FILES
 
 # Where a spec has no floor of its own.
 FLOOR_BYTES = 1 << 30
@@ -204,7 +205,7 @@ def _in_cache(name: HubName, commit: str | None, weights: bool) -> Snapshot | No
 
 def _looks_whole(folder: Path, weights: bool) -> bool:
     if not weights:
-        return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+        return any((folder / name).is_file() for name in TOKENIZER_FILES)
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         files = set(index["weight_map"].values())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from backends.errors import JobError, one_line
 from backends.hubname import HubName
 
-_GIVE = "give one with --hf-token-file, or log in on the node with `hf auth login`"
+_LOG_IN = "log in on the node with `hf auth login`"
 _NETWORK = (
     "ConnectError",
     "TransportError",
@@ -77,7 +77,7 @@ def explain(error: BaseException, name: HubName, token_sent: bool) -> JobError:
         wait = f"in {text} s" if (text := str(response.headers.get("Retry-After", ""))).isdecimal() else "later"
         return HubUnavailable(
             f"the hub {endpoint()} answers that there were too many requests (429)",
-            f"run it again {wait}: what was downloaded is kept; with a token the limit is higher ({_GIVE})",
+            f"run it again {wait}: what was downloaded is kept; with a token the limit is higher (give one with --hf-token-file, or {_LOG_IN})",
         )
     if "OfflineModeIsEnabled" in has:
         return HubUnavailable(
@@ -140,7 +140,7 @@ def _page(name: HubName) -> str:
 
 
 def _token(sent: bool, which: str) -> str:
-    return f"give a token {which} with --hf-token-file" if sent else f"then a token {which}: {_GIVE}"
+    return f"give a token {which} with --hf-token-file" + ("" if sent else f", or {_LOG_IN}")
 
 
 def _by_hand(name: HubName) -> str:

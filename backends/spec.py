@@ -175,8 +175,9 @@ class PrepareSpec(Spec):
 
     def __post_init__(self) -> None:
         _text(self, "model", "output")
-        if not self.inputs or not all(isinstance(name, str) and name for name in self.inputs):
-            raise SpecError(f"prepare: inputs must name at least one file of conversations, not {list(self.inputs)!r}")
+        whole: Any = self.inputs
+        if not isinstance(whole, tuple) or not whole or not all(isinstance(name, str) and name for name in whole):
+            raise SpecError(f"prepare: inputs must be a list with at least one file of conversations, not {whole!r}")
         _whole(self, "max_tokens", 2)
         _whole(self, "limit", 1, optional=True)
         _whole(self, "shuffle_seed", 0, optional=True)
@@ -201,7 +202,7 @@ class VerifySpec(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _text(self, "output")
+        _text(self, "output", *(name for name in ("model", "dataset") if getattr(self, name) is not None))
         _one_of(self, "device", DEVICES)
         _whole(self, "recompute", 0)
         _whole(self, "seed", 0)
@@ -249,7 +250,7 @@ class ExportSpec(Spec):
     min_free_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        _text(self, "output", "to")
+        _text(self, "output", "to", *(("dataset",) if self.dataset is not None else ()))
         _whole(self, "rows_per_folder", 1)
         _whole(self, "min_free_bytes", 0)
 

@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extraction_jobs import MAIN
+
+from backends.spec import SPECS, SpecError
 
 
 def run(
@@ -54,6 +57,34 @@ def test_a_bad_spec_is_exit_2_one_line_and_a_failed_event(tmp_path: Path, text: 
     event = last_event(tmp_path / "events.jsonl")
     assert event["event"] == "failed"
     assert says in str(event["message"])
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "says"),
+    [
+        (
+            "verify",
+            {"output": "o", "recompute": 1, "model": 5},
+            "verify: model must be a text that is not empty, not 5",
+        ),
+        (
+            "export",
+            {"output": "o", "to": "t", "dataset": ""},
+            "export: dataset must be a text that is not empty, not ''",
+        ),
+        (
+            "prepare",
+            {"model": "m", "output": "o", "inputs": "a.jsonl"},
+            "prepare: inputs must be a list with at least one",
+        ),
+    ],
+)
+def test_a_name_that_is_no_text_and_a_text_that_is_no_list_are_refused(
+    verb: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        SPECS[verb].from_json(fields)
+    assert str(caught.value).startswith(says)
 
 
 def test_a_spec_or_an_events_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from dflash_tui.commands import parity
 from dflash_tui.commands.nodes import connected, find_job, one_node, the_host
-from dflash_tui.commands.outcome import CommandError, Exit
+from dflash_tui.commands.outcome import CommandError, Exit, of_job
 from dflash_tui.commands.output import clean
 from dflash_tui.commands.plan import add_extract_arguments, extract_order
 from dflash_tui.commands.submit import PLAN_TIMEOUT_S, add_wait_arguments, finish, refuse_read_only, start, submit
@@ -71,7 +72,8 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
             raise CommandError(
                 Exit.BAD_INPUT, clean(str(plan.get("error"))), clean(str(plan.get("remedy") or "")), node.host
             )
-        return finish(node, start(node, launch), args)
+        outcome = parity.outcome if launch.verb == "parity" else of_job
+        return finish(node, start(node, launch), args, outcome=outcome)
 
 
 def _launch_of(data: bytes, job: str) -> Launch:

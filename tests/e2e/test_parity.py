@@ -42,5 +42,6 @@ def test_float8_files_are_half_as_large_and_parity_tells_good_from_bad_by_its_ex
     assert (bad["state"], bad["exit_code"], bad["result"]["verdict"]) == ("done", Exit.FAILED, "bad")
     assert {layer["worst_row"] for layer in bad["result"]["layers"].values()} == {3}
     assert json.loads((small / "parity.json").read_text())["reasons"] == bad["result"]["reasons"]
+    site.run("restart", bad["job"], "--wait", code=Exit.FAILED)
     same = site.run("parity", exact, exact, code=Exit.BAD_INPUT)
     assert "would be compared with itself" in same.line

@@ -4,6 +4,7 @@ The console sends them beside the launch (or the plan), the agent puts them into
 program), and the supervisor into one for the runner, which finds the number of its end in `VARIABLE`.
 """
 
+import errno
 import json
 import os
 from typing import Any, Dict, Optional
@@ -51,9 +52,13 @@ def pipe_with(values: Optional[Dict[str, str]]) -> int:
     """The end to read of a pipe that holds them, the other end closed; -1 where there are none. Raises OSError."""
     if not values:
         return -1
+    data = json.dumps(values).encode("ascii")
     read, write = os.pipe()
     try:
-        os.write(write, json.dumps(values).encode("ascii"))
+        # A user with very many pipes gets small ones: better no job than an agent that waits for a reader.
+        os.set_blocking(write, False)
+        if os.write(write, data) < len(data):
+            raise OSError(errno.EAGAIN, "the system's pipes are too small for a token")
     except OSError:
         os.close(read)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from dflash_tui.node import launching
-from dflash_tui.node.secrets import VARIABLE, of_request
+from dflash_tui.node.secrets import VARIABLE, of_request, pipe_with, take
 from tests.fakes.hub import Faults, Hub
 from tests.node.client import REPOSITORY, Client, Refusal, until
 from tests.node.conftest import of_state
@@ -92,6 +93,21 @@ def test_a_verb_of_the_node_gets_no_token_whoever_has_one(monkeypatch: pytest.Mo
 def test_an_agent_that_runs_in_a_job_hands_no_number_of_that_jobs_pipe_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "5")
     assert VARIABLE not in launching.environment()
+
+
+def test_a_pipe_that_is_too_small_is_an_error_and_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, before = os.pipe, len(os.listdir("/proc/self/fd"))
+
+    def small() -> tuple[int, int]:  # as users with very many pipes get them
+        ends = pipe()
+        fcntl.fcntl(ends[1], 1031, 4096)  # F_SETPIPE_SZ, fcntl(2)
+        return ends
+
+    monkeypatch.setattr(os, "pipe", small)
+    assert take(pipe_with(SECRETS)) == SECRETS
+    with pytest.raises(OSError):
+        pipe_with({"HF_TOKEN": '"' * 4096})
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_plan_gets_a_token_too(agent: Client, tmp_path: Path) -> None:

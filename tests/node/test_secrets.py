@@ -96,7 +96,8 @@ def test_an_agent_that_runs_in_a_job_hands_no_number_of_that_jobs_pipe_on(monkey
 
 
 def test_a_pipe_that_is_too_small_is_an_error_and_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, before = os.pipe, len(os.listdir("/proc/self/fd"))
+    pipe, fds = os.pipe, Path("/proc/self/fd")
+    before = len(list(fds.iterdir()))
 
     def small() -> tuple[int, int]:  # as users with very many pipes get them
         ends = pipe()
@@ -107,7 +108,7 @@ def test_a_pipe_that_is_too_small_is_an_error_and_nothing_to_wait_for(monkeypatc
     assert take(pipe_with(SECRETS)) == SECRETS
     with pytest.raises(OSError):
         pipe_with({"HF_TOKEN": '"' * 4096})
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(fds.iterdir())) == before
 
 
 def test_a_plan_gets_a_token_too(agent: Client, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def _add_common(parser: argparse.ArgumentParser, *, before: bool) -> None:
         "--env",
         type=_variable,
         action="append",
-        default=absent,
+        default=[],
+        dest="env_before" if before else "env_after",
         metavar="NAME=VALUE",
         help="variable of the jobs that are started, as HF_HOME=/data/hf or HF_ENDPOINT=https://mirror; may be repeated",
     )
@@ -160,7 +161,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         theme=args.theme or settings.theme,
         read_only=args.read_only or settings.read_only,
         accept_new_host_key=args.accept_new_host_key,
-        env={**settings.env, **dict(args.env or ())},
+        env={**settings.env, **dict(args.env_before), **dict(getattr(args, "env_after", ()))},
         hf_token=hftoken.given(args.hf_token_file, args.ask_hf_token),
     )
 

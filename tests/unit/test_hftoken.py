@@ -82,7 +82,7 @@ def test_variables_of_jobs_are_those_of_the_file_and_the_options_and_never_a_tok
     file = own_home / "dflash-tui" / "config.toml"
     file.parent.mkdir()
     file.write_text('[env]\nHF_HOME = "/data/hf"\nHF_ENDPOINT = "https://mirror"')
-    words = ["jobs", "--env", "HF_HOME=/other", "--env", "EMPTY="]
+    words = ["--env", "EMPTY=", "--env", "HF_HOME=/first", "jobs", "--env", "HF_HOME=/other"]
     settings = cli.settings_of(cli.make_parser().parse_args(words))
     assert settings.env == {"HF_HOME": "/other", "HF_ENDPOINT": "https://mirror", "EMPTY": ""}
     for wrong in ("HF_TOKEN=hf_secret", "NAME", "=x"):

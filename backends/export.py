@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.dataset import PreparedDataset
+from backends.disk import free_bytes
 from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.flattening import write_json
@@ -24,7 +25,7 @@ from backends.hsfile import TMP_PREFIX, Entry, StoreError, check_file, read_file
 from backends.progress import Progress
 from backends.spec import ExportSpec
 from backends.specforge import FILE, Layout, can_train, check_described, description, file_of, is_whole, write
-from backends.store import Manifest, file_dtype, free_bytes, read_manifest, unwritable
+from backends.store import Manifest, file_dtype, read_manifest, unwritable
 
 LOCK = ".lock"
 # Files in flight to each thread.
@@ -118,8 +119,9 @@ def export(spec: ExportSpec, events: EventLog, should_stop: Callable[[], bool]) 
             )
             events.emit("warning", message=f"{message} (row {left_out[0]})")
         longest = max(entry.tokens for entry in source.entries)
+        came_of_it = {"samples": progress.done, "left_out_rows": left_out, "longest_tokens": longest}
         try:
-            write_json(source.to / FILE, {**source.described, "samples": progress.done, "longest_tokens": longest})
+            write_json(source.to / FILE, {**source.described, **came_of_it})
         except OSError as error:
             raise unwritable(source.to, error) from None
     return {
@@ -132,6 +134,7 @@ def export(spec: ExportSpec, events: EventLog, should_stop: Callable[[], bool]) 
         "kept": kept,
         "left_out": len(left_out),
         "left_out_rows": left_out[:_NAMED],
+        "not_extracted": len(source.dataset) - total,
         "layer_ids": list(layout.layer_ids),
         "target_layer_ids": list(layout.target_layer_ids),
         "longest_tokens": longest,

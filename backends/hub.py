@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backends import credentials
+from backends.disk import free_bytes
 from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.huberrors import HubUnavailable, explain
@@ -303,19 +304,6 @@ def check_room(folder: Path, need: int, floor: int, what: str) -> None:
             f" {max(free - floor, 0):,} above the floor of {floor:,}",
             "free some space, or set HF_HOME to a folder on another disk",
         )
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write to the disk of a folder that need not be there yet."""
-    disk = os.statvfs(existing(folder))
-    return disk.f_bavail * disk.f_frsize
 
 
 def stoppable(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.disk import free_bytes
 from backends.errors import JobError, one_line
 from backends.hsfile import TMP_PREFIX, Entry, StoreError, check_file, file_name, write_all
 
@@ -240,14 +241,6 @@ class Store:
         os.close(self._manifest_fd)
         os.close(self._folder_fd)
         os.close(self.lock_fd)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes free for us on the disk of a folder, or of its nearest parent that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def unwritable(output: Path, error: OSError) -> JobError:

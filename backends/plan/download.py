@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import hub
+from backends.disk import existing, free_bytes
 from backends.environment import require_packages
 from backends.errors import JobError
 from backends.hubname import HubName, dataset_name, uses_hub
@@ -50,7 +51,7 @@ class Pending:
         """The bytes of the download that will be written to the disk of a folder."""
         if self.folder is None:
             return 0
-        same = hub.existing(self.folder).stat().st_dev == hub.existing(folder).stat().st_dev
+        same = existing(self.folder).stat().st_dev == existing(folder).stat().st_dev
         return self.bytes if same else 0
 
     def over(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Pending:
             "hub": self.found,
             "download_bytes": self.bytes,
             "download_files": self.files,
-            "download_free_bytes": hub.free_bytes(self.folder),
+            "download_free_bytes": free_bytes(self.folder),
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backends.disk import free_bytes
 from backends.environment import require_packages, versions
 from backends.errors import JobError
 from backends.plan.output import check_output
@@ -15,7 +16,6 @@ def plan_export(spec: ExportSpec) -> tuple[dict[str, Any], list[str]]:
     require_packages()
     from backends.export import Source
     from backends.specforge import check_described
-    from backends.store import free_bytes
 
     source = Source.open(spec)
     check_output(source.to)
@@ -35,6 +35,7 @@ def plan_export(spec: ExportSpec) -> tuple[dict[str, Any], list[str]]:
         "tokens": sum(entry.tokens for entry in source.entries),
         "bytes_total": sum(map(source.file_bytes, source.entries)),
         "already_done": len(source.entries) - len(todo),
+        "not_extracted": len(source.dataset) - len(source.entries),
         "disk_free_bytes": free,
         "layer_ids": list(source.layout.layer_ids),
         "target_layer_ids": list(source.layout.target_layer_ids),

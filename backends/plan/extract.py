@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.disk import free_bytes
 from backends.environment import device_of, require_packages, torchvision_warnings, versions
 from backends.errors import JobError
 from backends.fp8 import FLOAT8
@@ -114,7 +115,7 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
     from backends.dataset import PreparedDataset
     from backends.fingerprint import model_fingerprint
     from backends.hsfile import bytes_per_token
-    from backends.store import free_bytes, listed_in
+    from backends.store import listed_in
 
     pending = pending or Pending()
     output = Path(spec.output)

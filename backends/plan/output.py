@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from backends.disk import existing
 from backends.errors import JobError
 
 
 def check_output(output: Path) -> None:
     """Raises JobError where a folder cannot be made or written to; makes nothing."""
-    folder = output
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = existing(output)
     remedy = "mend its permissions or give another folder"
     if not folder.is_dir():
         raise JobError(f"the output folder {output} cannot be made: {folder} is not a folder", "give another folder")

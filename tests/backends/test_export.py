@@ -152,6 +152,7 @@ def test_a_sample_at_which_specforge_would_stop_is_left_out_and_counted(
     )
     result = _export(output, tmp_path / "out", events)
     assert result["left_out_rows"] == [2, 9] and result["exported"] == 22
+    assert json.loads((tmp_path / "out" / "specforge.json").read_text())["left_out_rows"] == [2, 9]
     assert "2 samples without two supervised tokens in a row are left out" in events.of("warning")[0]["message"]
     assert sorted(read_as_specforge(tmp_path / "out")) == [row for row in range(24) if row not in (2, 9)]
 
@@ -160,6 +161,16 @@ def _point_at(output: Path, **fields: Any) -> None:
     path = output / "manifest.jsonl"
     header, *rest = path.read_text().splitlines(keepends=True)
     path.write_text(json.dumps({**json.loads(header), **fields}) + "\n" + "".join(rest))
+
+
+def test_an_extraction_of_a_part_of_its_dataset_is_exported_and_the_rest_counted(
+    models: dict[str, Path], dataset: Path, tmp_path: Path
+) -> None:
+    spec = ExportSpec(str(_small(models, dataset, tmp_path / "states")), str(tmp_path / "out"), min_free_bytes=0)
+    rest = len(PreparedDataset(dataset)) - 5
+    assert plan(spec)["not_extracted"] == rest > 0
+    result = export(spec, EventLog(None), lambda: False)
+    assert (result["exported"], result["not_extracted"]) == (5, rest)
 
 
 @pytest.mark.parametrize(

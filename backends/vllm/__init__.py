@@ -1,0 +1,1 @@
+"""Hidden states with a vLLM server. Importing this, or anything in it, loads neither torch nor vllm."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from backends.errors import JobError, one_line
@@ -49,7 +50,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", "check its files") from error
     _refuse_misfits(folder, info)
     keep_blocks(model, layer_ids)

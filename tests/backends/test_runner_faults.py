@@ -228,6 +228,17 @@ def test_weights_that_are_not_those_of_the_config_are_refused_by_backend_and_ref
         PlainForward(folder)
 
 
+def test_weights_that_came_half_are_refused_in_one_line_by_backend_and_reference(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    os.truncate(folder / "model.safetensors", 100_000)
+    with pytest.raises(JobError, match="cannot be loaded: .*: check its files"):
+        Extractor.open(folder, (2, 8), dtype="float32", device="cpu", output=tmp_path)
+    with pytest.raises(JobError, match="cannot be loaded: .*: see that its weights are whole"):
+        PlainForward(folder)
+
+
 def test_two_workers_share_one_queue_and_one_of_them_may_die(
     models: dict[str, Path], tmp_path: Path, events: Any
 ) -> None:

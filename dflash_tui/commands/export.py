@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from backends.spec import ExportSpec
 from dflash_tui.commands.nodes import one_node, path_on, the_host
 from dflash_tui.commands.outcome import Exit
+from dflash_tui.commands.output import clean, note
 from dflash_tui.commands.submit import Order, add_wait_arguments, finish, refuse_read_only, submit
 from dflash_tui.config import Settings
 
@@ -43,4 +46,14 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     )
     name = args.name or spec.to.rstrip("/").rpartition("/")[2]
     with one_node(settings) as node:
-        return finish(node, submit(node, Order(spec, name)), args)
+        return finish(node, submit(node, Order(spec, name)), args, show=show_result)
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """How much is there now, and what SpecForge's draft config must say, on stderr."""
+    kept = f", {result['kept']:,} of them from an earlier export" if result.get("kept") else ""
+    note(f"{clean(str(result.get('output')))} holds {result.get('exported', 0):,} samples{kept}")
+    if result.get("left_out"):
+        note(f"{result['left_out']:,} samples are left out; specforge.json names their rows")
+    ids = ", ".join(map(str, result.get("target_layer_ids") or ()))
+    note(f"target_layer_ids of SpecForge's draft config: {clean(ids)}")

@@ -21,6 +21,7 @@ from dflash_tui.fleet.format import unit_of
 
 _LOOK_AGAIN_S = 5.0  # the node tells by itself; this mends a push that was missed
 _EVENTS_TAIL = 64 * 1024
+_LEAST_BAR = 6  # columns: the bar and the spaces around it
 
 
 class Reporter(Protocol):
@@ -55,13 +56,16 @@ class Bar:
         if self._task is None:
             self._task = self._progress.add_task("", total=None, figures="")
         phase = clean(seen.phase or "") or job.state.value
-        figures = _figures(job, phase=False).removeprefix(", ")
+        description = f"{job.verb}: {phase}"
+        room = self._progress.console.width - len(description) - _LEAST_BAR
+        figures = _figures(job, phase=False, room=room).removeprefix(", ")
         self._progress.update(
-            self._task, description=f"{job.verb}: {phase}", completed=seen.done, total=seen.total, figures=figures
+            self._task, description=description, completed=seen.done + seen.skipped, total=seen.total, figures=figures
         )
 
 
-def _figures(job: Job, *, phase: bool = True) -> str:
+def _figures(job: Job, *, phase: bool = True, room: int | None = None) -> str:
+    """The figures of a job, each after a comma. room: characters; where they are too few, the lesser rates are left out."""
     progress = job.progress
     if progress is None:
         return ""
@@ -78,6 +82,9 @@ def _figures(job: Job, *, phase: bool = True) -> str:
         parts.append(f"{amount(progress.bytes_per_s)}/s")
     if progress.eta_s is not None and not job.state.ended:
         parts.append(f"{duration(progress.eta_s)} to go")
+    lesser = [part for part in parts if part.endswith(("B/s", " tokens/s"))]
+    while room is not None and lesser and sum(len(part) + 2 for part in parts) - 2 > room:
+        parts.remove(lesser.pop())
     return "".join(f", {part}" for part in parts)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from dflash_tui.commands.gpumemory import jobs_once_read
@@ -17,6 +18,7 @@ from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
 
 MEMORY_WAIT_S = 5.0
+_ROOM_FOR_REASONS = 160  # columns of a terminal
 HELP = "the jobs of each node"
 
 
@@ -45,43 +47,52 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     if args.json:
         print_json(documents)
     elif rows:
-        console().print(jobs_table(rows, with_host=len(settings.hosts) > 1))
+        print_jobs(console(), rows, with_host=len(settings.hosts) > 1)
     elif outcome is Exit.OK:
         print("no jobs")
     return outcome
 
 
-def jobs_table(rows: Iterable[tuple[str, Job]], *, with_host: bool) -> Table:
-    shown = table(
-        *(["host"] if with_host else []),
-        "job",
-        "name",
-        "state",
-        "samples",
-        "rate",
-        "to go",
-        "created",
-        "GPUs",
-        "reason",
-        right=("samples", "rate", "to go"),
-    )
-    for host, job in rows:
-        progress = job.progress
-        rate = progress.samples_per_s if progress and not job.state.ended else None
-        left = progress.eta_s if progress and not job.state.ended else None
-        shown.add_row(
-            *([host] if with_host else []),
-            job.id,
-            clean(job.name),
-            job.state.value,
-            f"{progress.done:,}/{number(progress.total)}" if progress else "",
-            "" if rate is None else number(rate, "samples/s", 1),
-            "" if left is None else duration(left),
-            clock(job.created),
-            ",".join(gpu.uuid if gpu.index is None else str(gpu.index) for gpu in job.gpus),
-            clean(job.reason) + _strays(job) + _gpu_memory(job),
-        )
+def print_jobs(screen: Console, rows: Sequence[tuple[str, Job]], *, with_host: bool) -> None:
+    """The table of jobs; where the terminal is too narrow for the reasons beside it, they come after it."""
+    wide = screen.width >= _ROOM_FOR_REASONS
+    screen.print(jobs_table(rows, with_host=with_host, with_reason=wide))
+    for _, job in () if wide else rows:
+        if reason := _reason(job):
+            screen.print(f"{job.id}: {reason.strip()}")
+
+
+def jobs_table(rows: Sequence[tuple[str, Job]], *, with_host: bool, with_reason: bool = True) -> Table:
+    """A job a line; columns that no job fills are left out."""
+    titles = ("host", "job", "name", "state", "samples", "samples/s", "to go", "created", "GPUs", "reason")
+    lines = [(host if with_host else "", *_cells(job), _reason(job) if with_reason else "") for host, job in rows]
+    filled = [at for at in range(len(titles)) if any(line[at] for line in lines)]
+    shown = table(*(titles[at] for at in filled), right=("samples", "samples/s", "to go"))
+    for line in lines:
+        shown.add_row(*(line[at] for at in filled))
+    for column in shown.columns:
+        column.no_wrap = column.header in ("job", "created")  # an id in pieces cannot be copied
     return shown
+
+
+def _cells(job: Job) -> tuple[str, ...]:
+    progress = job.progress
+    rate = progress.samples_per_s if progress and not job.state.ended else None
+    left = progress.eta_s if progress and not job.state.ended else None
+    return (
+        job.id,
+        clean(job.name),
+        job.state.value,
+        f"{progress.done:,}/{number(progress.total)}" if progress else "",
+        "" if rate is None else number(rate, digits=1),
+        "" if left is None else duration(left),
+        clock(job.created)[5:16],  # the year and the seconds stand in the id
+        ",".join(gpu.uuid if gpu.index is None else str(gpu.index) for gpu in job.gpus),
+    )
+
+
+def _reason(job: Job) -> str:
+    return clean(job.reason) + _strays(job) + _gpu_memory(job)
 
 
 def _gpu_memory(job: Job) -> str:

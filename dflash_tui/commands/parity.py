@@ -16,15 +16,16 @@ from dflash_tui.fleet.facts import Job
 
 HELP = "compare two output folders layer by layer, as bf16 with fp8; exit code 1 where they differ too much"
 
+# Two lines a title, so that the table fits into 80 columns.
 _COLUMNS = {
     "error": "relative_error",
-    "by token": "relative_error_by_token",
+    "by\ntoken": "relative_error_by_token",
     "limit": "limit",
     "cosine": "cosine",
-    "worst cosine": "worst_cosine",
-    "worst row": "worst_row",
-    "its error": "worst_row_error",
-    "lost to 0": "lost_share",
+    "lowest\ncosine": "worst_cosine",
+    "lost\nto 0": "lost_share",
+    "worst\nrow": "worst_row",
+    "its\nerror": "worst_row_error",
 }
 
 
@@ -60,7 +61,7 @@ def outcome(job: Job) -> Exit:
 
 def show_result(result: Mapping[str, Any]) -> None:
     """The layers as a table on stdout; the verdict, and why it is bad, on stderr."""
-    shown = table("layer id", *_COLUMNS, "", right=("layer id", *_COLUMNS))
+    shown = table("layer", *_COLUMNS, "", right=("layer", *_COLUMNS))
     for layer_id, layer in (result.get("layers") or {}).items():
         cells = [_figure(key, layer.get(key)) for key in _COLUMNS.values()]
         shown.add_row(clean(layer_id), *cells, "good" if layer.get("good") else "BAD")
@@ -81,7 +82,7 @@ def _figure(key: str, value: Any) -> str:
         return f"{value:,}"
     if key == "lost_share":
         return f"{value:.2%}"
-    return f"{value:.6f}" if "cosine" in key else f"{value:.3g}"
+    return f"{value:.5f}" if "cosine" in key else f"{value:.3g}"
 
 
 def _format(side: Any) -> str:

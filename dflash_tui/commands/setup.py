@@ -13,7 +13,6 @@ from dflash_tui.commands.nodes import Node, one_node, path_on, the_host
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, print_json, table
 from dflash_tui.commands.output import console as terminal
-from dflash_tui.commands.plan import show_plan
 from dflash_tui.commands.submit import Order, add_wait_arguments, finish, plan_or_refuse, refuse_read_only, start
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
@@ -68,11 +67,11 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     order = Order(spec, args.name or "setup")
     if args.plan:
         with one_node(settings) as node:
-            plan = plan_or_refuse(node, order)
+            plan = plan_or_refuse(node, order)  # which says its warnings
         if args.json:
             print_json({"host": node.host, **plan})
         else:
-            show_plan(node.host, plan)
+            _show_plan(node.host, plan)
         return Exit.OK
     refuse_read_only(settings, "setup")
     with one_node(settings) as node:
@@ -105,6 +104,28 @@ def _pins(file: Path | None) -> dict[str, list[str]]:
         raise CommandError(
             Exit.BAD_INPUT, f"{file} is no TOML: {error}", 'write it as worker = ["torch==2.13.0"]'
         ) from None
+
+
+def _show_plan(host: str, plan: Mapping[str, Any]) -> None:
+    """An environment a line with what goes into it, then where and how; what there is none of is left out."""
+    shown = table("setup", host)
+    for name, requirements in (plan.get("makes") or {}).items():
+        shown.add_row(f"makes {clean(str(name))}", clean(", ".join(map(str, requirements))))
+    whole = ", ".join(map(str, plan.get("already_whole") or ()))
+    rows = {
+        "whole already": whole,
+        "folder": plan.get("where"),
+        "base Python": f"{plan.get('base_version')} ({plan.get('base_python')})",
+        "pip from": plan.get("pip_from"),
+        "wheels from": plan.get("wheels"),
+        "NVIDIA driver": plan.get("driver") or "none: for the CPU",
+        "takes at most": amount(plan.get("bytes_total")),
+        "disk free": amount(plan.get("disk_free_bytes")),
+    }
+    for title, value in rows.items():
+        if value:
+            shown.add_row(title, clean(str(value)))
+    terminal().print(shown)
 
 
 def _show(node: Node, job: Job) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dflash_tui.commands.jobs import jobs_table
+from dflash_tui.commands.jobs import print_jobs
 from dflash_tui.commands.nodes import Node, connected
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, complain, console, number, print_json, table
@@ -107,7 +107,7 @@ def _show(screen: Console, node: Node, metrics: Metrics | None, jobs: tuple[Job,
             screen.print(f"  GPUs: {clean(metrics.gpu_error or '') or 'none'}")
     running = tuple(job for job in jobs if not job.state.ended)
     if running:
-        screen.print(jobs_table([(node.host, job) for job in running], with_host=False))
+        print_jobs(screen, [(node.host, job) for job in running], with_host=False)
     ended = len(jobs) - len(running)
     screen.print(f"  jobs: {len(running)} running, {ended} ended")
 

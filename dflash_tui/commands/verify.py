@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from backends.spec import DEVICES, VerifySpec
 from dflash_tui.commands.nodes import model_on, one_node, path_on, the_host
 from dflash_tui.commands.outcome import Exit
+from dflash_tui.commands.output import amount, clean, note
 from dflash_tui.commands.submit import Order, add_gpu_arguments, add_wait_arguments, finish, refuse_read_only, submit
 from dflash_tui.config import Settings
 
 HELP = "check every file of an output folder; compute some of them anew"
+
+_BESIDES = {
+    "not_extracted": "rows of the dataset are not extracted",
+    "unlisted": "files are in no manifest",
+    "leftover": "unfinished files were left behind by a killed job",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,4 +52,17 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     )
     name = args.name or spec.output.rstrip("/").rpartition("/")[2]
     with one_node(settings) as node:
-        return finish(node, submit(node, Order(spec, name, args.gpus, args.share)), args)
+        return finish(node, submit(node, Order(spec, name, args.gpus, args.share)), args, show=show_result)
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """What was found right, and what is no part of it, on stderr."""
+    kept = f"{amount(result.get('bytes'))} in {clean(str(result.get('file_dtype')))}"
+    note(f"every file is right: {result.get('verified', 0):,} samples, {result.get('tokens', 0):,} tokens, {kept}")
+    if result.get("recomputed"):
+        layers = (result.get("worst_error_by_layer") or {}).items()
+        errors = ", ".join(f"{clean(layer)}: {error:.2g}" for layer, error in layers)
+        note(f"{result['recomputed']:,} computed anew; worst relative error by layer: {errors}")
+    for key, text in _BESIDES.items():
+        if result.get(key):
+            note(f"{result[key]:,} {text}")

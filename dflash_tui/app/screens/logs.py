@@ -63,7 +63,8 @@ class JobChooser(RowsView):
             cell(host, 16),
             cell(created, 17),
             cell(size(job.log_size), 11, right=True),
-            cell(f"  {job.name or job.id}", max(0, width - 59)),
+            cell("", 2),
+            cell(job.name or job.id, max(0, width - 61)),
         )
 
 

@@ -70,7 +70,7 @@ def fraction(job: Job) -> float | None:
     progress = job.progress
     if progress is None or not progress.total:
         return None
-    return min(1.0, progress.done / progress.total)
+    return min(1.0, (progress.done + progress.skipped) / progress.total)
 
 
 def phase(job: Job) -> str:

@@ -83,7 +83,9 @@ def _look(folder: Folder, write: bool, speeds: Dict[int, Any]) -> Check:
             Check("", WARNING, "it goes with the container", "mount a volume there, or name a folder that lasts")
         )
     if folder.role == "state" and folder.path.startswith("/tmp/"):
-        faults.append(Check("", WARNING, "jobs are forgotten when /tmp is emptied", "make ~/.local/state writable"))
+        ours = folder.path.startswith("/tmp/dflash-tui-")  # taken because the usual one cannot be written
+        mends = "make ~/.local/state writable" if ours else "set XDG_STATE_HOME to a folder that lasts"
+        faults.append(Check("", WARNING, "jobs are forgotten when /tmp is emptied", mends))
     if write and kind not in IN_MEMORY:
         if device not in speeds:
             speeds[device] = measure(where, free - int(total * _KEPT_FREE))

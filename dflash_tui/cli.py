@@ -16,6 +16,7 @@ from backends.spec import SpecError
 from dflash_tui import __version__, config, hftoken
 from dflash_tui.commands import (
     demo,
+    diagnose,
     doctor,
     export,
     jobs,
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "verify": (verify.HELP, verify.add_arguments, verify.run),
     "export": (export.HELP, export.add_arguments, export.run),
     "parity": (parity.HELP, parity.add_arguments, parity.run),
+    "diagnose": (diagnose.HELP, diagnose.add_arguments, diagnose.run),
     "doctor": (doctor.HELP, doctor.add_arguments, doctor.run),
     "setup": (setup.HELP, setup.add_arguments, setup.run),
     "demo": (demo.HELP, demo.add_arguments, demo.run),

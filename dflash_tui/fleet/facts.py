@@ -193,6 +193,39 @@ class Checkup:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a job failed: what scripts go by, the words, and the line of the log (from 1) that shows it, where one does."""
+
+    id: str
+    text: str
+    line: int | None
+    quote: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of a source file on the node."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a log says of a failure; `cause` is None where it shows none. source: of the root exception.
+
+    lines: of the log. skipped_bytes: of its middle, not looked at.
+    """
+
+    failed: bool
+    cause: Cause | None
+    remedy: str | None
+    source: Source | None
+    lines: int
+    skipped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkChanged:
     """The link of a node went into another state; `local_time` by the console's clock."""
 

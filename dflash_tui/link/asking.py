@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from dflash_tui.fleet.facts import Checkup, Job
-from dflash_tui.link import doctor, facts
+from dflash_tui.fleet.facts import Checkup, Diagnosis, Job
+from dflash_tui.link import diagnose, doctor, facts
 from dflash_tui.link.follow import what_file
 from dflash_tui.link.requests import NOTHING, FilePosition, Reply, beside, job_of, position_of, then
 from dflash_tui.node import protocol
@@ -84,6 +84,10 @@ class Asking(ABC):
     ) -> Future[Checkup]:
         """What the node can do and what it lacks; `write`: disks may be tried. `limit_s` is that of the slowest check."""
         return doctor.ask(self.request, self.host, python=python, paths=paths, write=write, limit_s=limit_s)
+
+    def diagnose(self, *, job: str | None = None, path: str | None = None) -> Future[Diagnosis]:
+        """Why a job failed, or what any log on the node tells of a failure."""
+        return diagnose.ask(self.request, job, path)
 
     def read(
         self,

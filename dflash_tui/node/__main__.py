@@ -1,4 +1,4 @@
-"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise,doctor,setup} …: what the node side runs.
+"""python -I [-S] BUNDLE/dflash_tui/node/__main__.py {agent,metrics,supervise,doctor,diagnose,setup} …: what the node side runs.
 
 -I keeps the user's environment and folders out of it; then nothing puts the bundle on the path but this file.
 """
@@ -19,6 +19,10 @@ def main(arguments: List[str]) -> int:
         from dflash_tui.node.doctor import main as doctor
 
         return doctor.main(arguments[1:])
+    if arguments[:1] == ["diagnose"]:
+        from dflash_tui.node.diagnose import main as diagnose
+
+        return diagnose.main()
     if arguments[:1] == ["setup"]:
         from dflash_tui.node.setup import runner
 

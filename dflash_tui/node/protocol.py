@@ -19,6 +19,7 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | untail  | `tail`                                                        | nothing more is sent |
 | read    | `job` and `file`, or `path`; `offset`, `length`               | `dev`, `ino`, `offset`, `size`; the bytes are the payload, up to the next hole; `gap`: a hole of so many bytes before `offset` was skipped |
 | doctor  | `python` (else the default one), `paths`: folders to look at besides the usual ones, `write`: whether disks may be tried by writing, `limit_s` of the slowest check, `host`: what the console calls this node | `checks`: `[{name, status, found, remedy}]`, `status` "ok", "warning", "problem" or "unknown", the others one line each; `gpus`: the cards as `metrics` tells them; `ntp`: whether the clock is kept by NTP, or null |
+| diagnose | `job`, or `path` of a log                                    | why it failed: `failed`, `cause`, `remedy`, `source`, `lines`, `skipped_bytes`: see `diagnose/__init__.py` |
 
 `file` is one of `JOB_FILES`. `secrets` is `{"HF_TOKEN": TEXT}`, which is kept in no file and shown in no message: see `secrets.py`.
 

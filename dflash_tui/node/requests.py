@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from dflash_tui.node import gpus, launching, locks, paths, plans, processes, protocol, readers, secrets, tails, verbs
 from dflash_tui.node.children import Ended, Program
+from dflash_tui.node.diagnose import request as diagnose
 from dflash_tui.node.doctor import request as doctor
 from dflash_tui.node.jobs import Record
 from dflash_tui.node.protocol import Refused
@@ -42,6 +43,7 @@ class Requests:
             "untail": self._untail,
             "read": self._read,
             "doctor": self._doctor,
+            "diagnose": self._diagnose,
         }
 
     def handle(self, header: protocol.Header) -> None:
@@ -118,6 +120,14 @@ class Requests:
             self._guarded(number, lambda: self._answer(number, fields()))
 
         self._keep(doctor.start(self._agent, header, done))
+
+    def _diagnose(self, number: Any, header: protocol.Header) -> None:
+        def done(fields: Callable[[], Dict[str, Any]]) -> None:
+            self._guarded(number, lambda: self._answer(number, fields()))
+
+        path, is_file = self._path(header)
+        record = None if is_file else self._record(header["job"])
+        self._keep(diagnose.start(self._agent.loop, path, record, done))
 
     # GPUs
 

@@ -8,7 +8,8 @@ import importlib.util
 import platform
 import re
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backends.errors import JobError
@@ -112,3 +113,37 @@ def cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(number)) != 0:
         return 0
     return number.value
+
+
+def cuda_of_driver() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver takes, None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < 1000:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def cuda_cards(uuids: Sequence[str] = ()) -> tuple[tuple[int, int], ...]:
+    """Compute capability of each card that the driver shows; of those with these UUIDs where some are given and seen."""
+    shown = cuda_devices()
+    if not shown:
+        return ()
+    driver = ctypes.CDLL("libcuda.so.1")
+    found: dict[str, tuple[int, int]] = {}
+    for index in range(shown):
+        device, number = ctypes.c_int(0), ctypes.c_int(0)
+        name = ctypes.create_string_buffer(16)
+        if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid(name, device):
+            continue
+        numbers = [
+            number.value
+            for attribute in (75, 76)  # compute capability, major and minor: cuda.h
+            if driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device) == 0
+        ]
+        if len(numbers) == 2:
+            found[f"GPU-{uuid.UUID(bytes=name.raw)}"] = (numbers[0], numbers[1])
+    return tuple(found[one] for one in uuids if one in found) or tuple(found.values())

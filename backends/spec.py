@@ -97,6 +97,23 @@ def _layers(spec: Spec) -> None:
         raise SpecError(f"{spec.verb}: layers must rise and not repeat, not {list(value)!r}")
 
 
+def _vllm(spec: ExtractSpec) -> None:
+    """The fields of the vllm backend, which mean nothing to another."""
+    if not isinstance(spec.vllm_python, str):
+        raise SpecError(f"{spec.verb}: vllm_python must be a text, not {spec.vllm_python!r}")
+    _whole(spec, "tensor_parallel", 1)
+    extra: Any = spec.extra_args
+    if not isinstance(extra, tuple) or not all(isinstance(word, str) and word and "\0" not in word for word in extra):
+        raise SpecError(f"{spec.verb}: extra_args must be a list of arguments that are not empty, not {extra!r}")
+    given = {"vllm_python": spec.vllm_python, "tensor_parallel": spec.tensor_parallel != 1, "extra_args": extra}
+    names = [name for name, value in given.items() if value]
+    if names and spec.backend != "vllm":
+        words = f" ({' '.join(extra)})" if extra else ""
+        raise SpecError(
+            f"{spec.verb}: {', '.join(names)}{words} is of the backend vllm, and the backend is {spec.backend}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ExtractSpec(Spec):
     """Hidden states of the samples [first, last) of a prepared dataset, one file a sample.
@@ -111,6 +128,9 @@ class ExtractSpec(Spec):
     pack_tokens: samples are packed to at most this many tokens (longer samples go alone).
     max_sample_tokens: a longer sample is refused before work starts.
     min_free_bytes: the job ends by itself before the disk has less than this left.
+    vllm_python: the Python that vLLM is in; empty takes the newest environment of setup that has one.
+    tensor_parallel: GPUs of one vLLM server.
+    extra_args: for `vllm serve`, untouched.
     """
 
     verb: ClassVar[str] = "extract"
@@ -130,6 +150,9 @@ class ExtractSpec(Spec):
     max_sample_tokens: int = 32768
     min_free_bytes: int = 1 << 30
     worker_restarts: int = 3
+    vllm_python: str = ""
+    tensor_parallel: int = 1
+    extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _text(self, "model", "dataset", "output")
@@ -143,6 +166,7 @@ class ExtractSpec(Spec):
         _whole(self, "max_sample_tokens", 1)
         _whole(self, "min_free_bytes", 0)
         _whole(self, "worker_restarts", 0)
+        _vllm(self)
         _layers(self)
 
     @property

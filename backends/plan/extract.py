@@ -19,6 +19,7 @@ from backends.plan.download import Pending
 from backends.plan.float8 import UNKNOWN, float8_known
 from backends.plan.output import check_output
 from backends.spec import ExtractSpec
+from backends.vllm.planning import plan_server
 
 if TYPE_CHECKING:
     from backends.dataset import PreparedDataset
@@ -49,6 +50,7 @@ class ExtractPlan:
     problem: JobError | None = None
     warnings: list[str] = field(default_factory=list)
     float8: dict[str, Any] = field(default_factory=dict)
+    vllm: dict[str, Any] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -90,10 +92,11 @@ class ExtractPlan:
             "already_done": self.already_done,
             "disk_free_bytes": self.disk_free_bytes,
             "samples_that_fit": self.samples_that_fit,
-            "memory_bytes_per_worker": self.memory_bytes_per_worker,
-            "workers": self.workers,
+            "memory_bytes_per_worker": None if self.vllm else self.memory_bytes_per_worker,
+            "workers": self.workers // self.spec.tensor_parallel or 1,
             "device": self.device,
             "packing": self.packing,
+            **({"vllm": self.vllm} if self.vllm else {}),
             "versions": versions(),
         }
 
@@ -104,13 +107,17 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
     A disk without room for it all is the plan's `problem`, not raised, so that the answer still says what would fit.
     pending: what is to be downloaded first; of a model that is, the folder has no weights yet.
     """
-    if spec.backend != "hf":
-        raise JobError(f"the {spec.backend} backend is not in this version", "use the backend hf")
     model = Path(spec.model)
-    shape = model_shape(read_config(model), model)
+    config = read_config(model)
+    server = plan_server(spec, config) if spec.backend == "vllm" else None
+    try:
+        shape = model_shape(config, model)
+    except JobError as error:
+        # What this vLLM cannot extract from is that backend's to refuse.
+        raise (server.problem() if server is not None and server.verdict.ok is False else error) from None
     ids = layer_ids(spec.layers, shape.num_layers)
     require_packages()
-    device = device_of(spec)
+    device = device_of(spec) if server is None else ("cuda" if spec.gpus or spec.device == "cuda" else "cpu")
     # From here on numpy and datasets are needed, and now known to be there.
     from backends.dataset import PreparedDataset
     from backends.fingerprint import model_fingerprint
@@ -165,8 +172,14 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         disk_free_bytes=free,
         warnings=torchvision_warnings(),
     )
-    result.packing, slow = expected_packing(shape, device, spec.dtype)
-    result.warnings += slow
+    longest = max((lengths[row] for row in rows), default=0)
+    if server is None:
+        result.packing, slow = expected_packing(shape, device, spec.dtype)
+        result.warnings += slow
+    else:
+        result.packing = "the server's own batches"
+        result.vllm = server.facts(spec, ids, longest)
+        result.warnings += server.verdict.warnings
     if ids[-1] != shape.num_layers:
         result.warnings.append(
             f"the trainer takes its targets from layer id {shape.num_layers}, the last one, which is not among the layers"
@@ -189,12 +202,13 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
             f"the rows of {dataset.path} are not saved as torch's tensors, and the trainer stops at others: set _format_type to"
             ' "torch" in its state.json (the hidden states stay good), or prepare it again'
         )
-    longest = max((lengths[row] for row in rows), default=0)
     if shape.max_positions and longest > shape.max_positions:
         result.warnings.append(
             f"the longest sample has {longest} tokens, the model was made for {shape.max_positions}"
             " (max_position_embeddings)"
         )
+    if server is not None:
+        result.problem = server.problem()
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -81,6 +82,20 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often a lost worker is replaced (default: %(default)s)",
     )
+    parser.add_argument(
+        "--vllm-python",
+        default=_DEFAULTS["vllm_python"],
+        metavar="PYTHON",
+        help="the Python on the node that vLLM is in (default: the newest that setup made)",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=_DEFAULTS["tensor_parallel"],
+        metavar="N",
+        help="GPUs of one vLLM server (default: %(default)s)",
+    )
+    parser.add_argument("extra_args", nargs="*", metavar="-- ARGUMENT", help="for `vllm serve`, untouched")
 
 
 def _layers(text: str) -> str | tuple[int, ...]:
@@ -97,6 +112,7 @@ def _layers(text: str) -> str | tuple[int, ...]:
 def extract_order(args: argparse.Namespace, host: str) -> Order:
     """The order of the options. Raises SpecError, CommandError."""
     values: dict[str, Any] = {name: getattr(args, name) for name in _DEFAULTS if name != "gpus"}
+    values["extra_args"] = tuple(values["extra_args"])
     values["model"] = model_on(host, values["model"])
     for name in ("dataset", "output"):
         values[name] = path_on(host, values[name])
@@ -110,17 +126,21 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     orders = {host: extract_order(args, host) for host in settings.hosts}
     with connected(settings) as nodes:
         for node in nodes:
+            refused: dict[str, Any] = {}
             try:
                 if node.failure is not None:
                     raise node.failure
                 plan = ask_plan(node, orders[node.host])
                 if not plan.get("ok"):
+                    refused = {"vllm": plan["vllm"]} if plan.get("vllm") else {}
+                    if refused and not args.json:
+                        show_vllm(node.host, plan["vllm"])
                     message, remedy = clean(str(plan.get("error"))), clean(str(plan.get("remedy") or ""))
                     raise CommandError(Exit.BAD_INPUT, message, remedy, node.host)
             except CommandError as error:
                 outcome = max(outcome, error.code)
                 complain(str(error))
-                documents.append(error.to_json())
+                documents.append({**error.to_json(), **refused})
                 continue
             documents.append({"host": node.host, **plan})
             if not args.json:
@@ -128,6 +148,12 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
     if args.json:
         print_json(documents)
     return outcome
+
+
+def show_vllm(host: str, vllm: Mapping[str, Any]) -> None:
+    """What is known of the node's vLLM and the model as a table, the known faults after it."""
+    known = {True: "yes", False: "no"}.get(vllm["ok"], "not known")
+    show_plan(host, {"can extract": known, **vllm, "command": shlex.join(vllm.get("command") or ())})
 
 
 def show_plan(host: str, plan: Mapping[str, Any]) -> None:

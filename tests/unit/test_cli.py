@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.spec import ExtractSpec
+from backends.spec import ExtractSpec, SpecError
 from dflash_tui import cli
 from dflash_tui.commands.outcome import EXIT_CODES_HELP, CommandError, Exit, of_job, of_link_error
 from dflash_tui.commands.plan import extract_order
@@ -82,6 +82,18 @@ def test_every_option_of_an_extraction_reaches_its_spec() -> None:
         worker_restarts=0,
     )
     assert (order.gpus, order.share, order.name) == (("0", "GPU-1"), True, "o")
+
+
+@pytest.mark.parametrize("verb", ["plan", "launch"])
+def test_what_stands_after_two_dashes_is_for_vllm_untouched(verb: str) -> None:
+    words = [*EXTRACT, "--backend", "vllm", "--tensor-parallel", "2", "--vllm-python", "/v/bin/python"]
+    engine = ["--", "--max-num-seqs", "64", "--host", "--enforce-eager"]
+    spec = extract_order(cli.make_parser().parse_args([verb, *words, *engine]), "node").spec
+    assert isinstance(spec, ExtractSpec)
+    assert (spec.backend, spec.tensor_parallel, spec.vllm_python) == ("vllm", 2, "/v/bin/python")
+    assert spec.extra_args == ("--max-num-seqs", "64", "--host", "--enforce-eager")
+    with pytest.raises(SpecError, match=r"extra_args \(stray\) is of the backend vllm"):
+        extract_order(cli.make_parser().parse_args([verb, *EXTRACT, "stray"]), "node")
 
 
 def test_without_options_the_spec_keeps_its_own_defaults() -> None:

@@ -1,0 +1,93 @@
+"""What `plan` says of an extraction by vLLM: which vLLM, whether it can, and the command. Starts no server and loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.environment import cuda_cards, cuda_of_driver
+from backends.errors import JobError
+from backends.fp8 import FLOAT8
+from backends.spec import ExtractSpec
+from backends.vllm.command import ServeSpec, check_extra_args, serve_command
+from backends.vllm.compat import Verdict, can_extract
+from backends.vllm.found import Found, find_vllm
+
+# The server writes there, on the disk of the output; what is finished is moved out.
+STAGING = ".vllm"
+# Beside a sample: the token that is asked for.
+_ANSWER_TOKENS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """A vLLM of this node and what it can do with a model."""
+
+    found: Found
+    verdict: Verdict
+
+    def facts(self, spec: ExtractSpec, layer_ids: Sequence[int], longest: int) -> dict[str, Any]:
+        """The plan's `vllm`: python, version, what is beside it, the verdict's fields and the command (null where it cannot).
+
+        The command's port is 0 here: a free one is chosen when a server is started. Raises JobError for its arguments.
+        """
+        found, verdict = self.found, self.verdict
+        check_extra_args(spec.extra_args, verdict.flags)
+        command = None
+        if verdict.ok is not False:
+            command = serve_command(
+                ServeSpec(
+                    python=found.python,
+                    version=found.version,
+                    model=str(Path(spec.model).absolute()),
+                    storage=str(Path(spec.output).absolute() / STAGING),
+                    layer_ids=tuple(layer_ids),
+                    port=0,
+                    max_model_len=longest + _ANSWER_TOKENS,
+                    dtype=spec.dtype,
+                    file_dtype=spec.file_dtype,
+                    tensor_parallel=spec.tensor_parallel,
+                    flags=verdict.flags,
+                    extra_args=spec.extra_args,
+                )
+            )
+        beside = {"torch": found.torch, "cuda": found.cuda, "transformers": found.transformers}
+        return {"python": found.python, "version": found.version, **beside, **verdict.to_json(), "command": command}
+
+    def problem(self) -> JobError:
+        """Why the job cannot run: this vLLM cannot, or no job of this backend can as yet."""
+        if self.verdict.ok is False:
+            return JobError(self.verdict.why, self.verdict.remedy)
+        return JobError("the vllm backend cannot run jobs yet: it plans them", "use the backend hf")
+
+
+def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan:
+    """Finds this node's vLLM and asks what it can do with the model of this config.json. Raises JobError."""
+    if len(spec.gpus) % spec.tensor_parallel and spec.gpus:
+        raise JobError(
+            f"{len(spec.gpus)} GPUs were chosen, which are no whole groups of tensor_parallel {spec.tensor_parallel}",
+            "choose a multiple of it",
+        )
+    found = find_vllm(spec.vllm_python)
+    if spec.file_dtype == FLOAT8 and found.hs_connectors is None:
+        raise JobError(
+            f"the Python {found.python} has no hs-connectors, which writes float8 in vLLM",
+            f"{found.python} -m pip install --no-deps hs-connectors==0.9.0, or files in the model's own dtype",
+        )
+    on_gpus = bool(spec.gpus) or spec.device == "cuda"
+    cards = cuda_cards(spec.gpus) if on_gpus else ()
+    if on_gpus and not cards:
+        raise JobError("no CUDA device is visible on this machine", "choose device cpu, or a node with CUDA")
+    verdict = can_extract(
+        config,
+        found.version,
+        torch=found.torch,
+        cuda=found.cuda,
+        driver=cuda_of_driver(),
+        gpus=cards,
+        tensor_parallel=spec.tensor_parallel,
+        dtype=spec.dtype,
+    )
+    return ServerPlan(found, verdict)

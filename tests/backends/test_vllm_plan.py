@@ -1,0 +1,182 @@
+"""`plan` with the backend vllm: the node's vLLM is found without importing it, and the answer carries what it can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.errors import JobError
+from backends.plan import plan
+from backends.spec import ExtractSpec, SpecError
+from backends.vllm.found import environments, find_vllm, look
+
+NO_CACHE = "--no-enable-prefix-caching"
+
+
+def installed(python: Path, name: str, version: str) -> None:
+    """What an installer writes of a package, into that Python."""
+    site = next(python.parent.parent.glob("lib/python*/site-packages"))
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (site / name).mkdir()
+    # Whoever imports it instead of asking for its version is told so.
+    (site / name / "__init__.py").write_text("raise SystemExit('imported')\n")
+
+
+def environment(data: Path, version: str, *, whole: bool = True) -> Path:
+    """An environment laid out as setup lays them out; its Python."""
+    envs = data / "dflash-tui" / "envs"
+    folder = envs / ".built" / f"vllm-{version}-0123456789"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    installed(python, "vllm", version)
+    installed(python, "torch", "2.11.0")
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "torch" / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")
+    if whole:
+        (folder / "env.json").write_text(json.dumps({"name": f"vllm-{version}"}))
+    (envs / f"vllm-{version}").symlink_to(os.path.relpath(folder, envs))
+    return python
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two whole environments and one that setup never finished."""
+    root = tmp_path_factory.mktemp("data")
+    environment(root, "0.20.1")
+    environment(root, "0.26.0")
+    environment(root, "0.32.0", whole=False)
+    return root
+
+
+@pytest.fixture
+def home(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(data))
+    return data
+
+
+def python_of(data: Path, version: str) -> str:
+    return str((data / "dflash-tui" / "envs" / f"vllm-{version}").resolve() / "bin" / "python")
+
+
+@pytest.fixture
+def fields(models: dict[str, Path], dataset: Path, tmp_path: Path) -> dict[str, Any]:
+    out = str(tmp_path / "out")
+    return {
+        "model": str(models["qwen3"]),
+        "dataset": str(dataset),
+        "output": out,
+        "min_free_bytes": 0,
+        "backend": "vllm",
+    }
+
+
+def planned(fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    answer = plan(ExtractSpec.from_json({**fields, **more}))
+    assert json.loads(json.dumps(answer)) == answer
+    return answer
+
+
+def test_the_newest_whole_environment_is_taken_and_nothing_is_imported(home: Path) -> None:
+    assert environments() == [python_of(home, "0.26.0"), python_of(home, "0.20.1")]
+    found = find_vllm()
+    assert (found.python, found.version) == (python_of(home, "0.26.0"), "0.26.0")
+    assert (found.torch, found.cuda, found.transformers, found.hs_connectors) == ("2.11.0", "13.0", None, None)
+    assert find_vllm(python_of(home, "0.20.1")).version == "0.20.1"
+
+
+def test_a_python_without_vllm_or_none_at_all_is_told_with_what_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert look(sys.executable) is None
+    for python, told in (
+        ("", "no vLLM is on this node"),
+        (sys.executable, "has no vllm"),
+        ("/nowhere/python", r"/nowhere/python \(vllm_python\) is not on this node"),
+        (shutil.which("true") or "true", "does not run"),
+    ):
+        with pytest.raises(JobError, match=told) as refusal:
+            find_vllm(python)
+        assert "setup --vllm" in refusal.value.remedy
+
+
+def test_the_plan_carries_the_verdict_and_the_command_and_is_refused_as_not_yet(
+    home: Path, fields: dict[str, Any]
+) -> None:
+    answer = planned(fields, extra_args=["--enforce-eager"], layers=[2, 4, 8])
+    assert (answer["ok"], answer["error"]) == (False, "the vllm backend cannot run jobs yet: it plans them")
+    assert answer["remedy"] == "use the backend hf"
+    vllm = answer["vllm"]
+    assert (vllm["version"], vllm["ok"], vllm["tried"]) == ("0.26.0", True, True)
+    assert vllm["flags"] == [NO_CACHE]
+    command = vllm["command"]
+    assert command[:5] == [python_of(home, "0.26.0"), "-m", "vllm.entrypoints.cli.main", "serve", fields["model"]]
+    assert command[-2:] == [NO_CACHE, "--enforce-eager"]
+    extra = json.loads(command[command.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+    assert extra == {"shared_storage_path": fields["output"] + "/.vllm"}
+    assert '"eagle_aux_hidden_state_layer_ids":[2,4,8]' in command[command.index("--speculative-config") + 1]
+    from backends.dataset import PreparedDataset
+
+    longest = max(PreparedDataset(fields["dataset"]).lengths())
+    assert command[command.index("--max-model-len") + 1] == str(longest + 1)
+    assert answer["samples"] > 0
+    assert answer["memory_bytes_per_worker"] is None
+    assert any("waits for ever" in line for line in answer["warnings"])
+
+
+def test_a_hybrid_is_refused_by_the_old_version_with_its_reason_and_no_command(
+    home: Path, fields: dict[str, Any], models: dict[str, Path]
+) -> None:
+    model = str(models["qwen3_5"])
+    answer = planned(fields, model=model, vllm_python=python_of(home, "0.20.1"))
+    assert answer["ok"] is False
+    assert answer["error"].startswith("vLLM 0.20.1 cannot extract from qwen3_5")
+    assert "setup --vllm" in answer["remedy"]
+    assert answer["vllm"]["ok"] is False
+    assert answer["vllm"]["command"] is None
+    newer = planned(fields, model=model)
+    assert newer["error"] == "the vllm backend cannot run jobs yet: it plans them"
+    assert newer["vllm"]["flags"] == [NO_CACHE, "--language-model-only"]
+
+
+def test_a_family_that_hf_does_not_know_is_refused_in_vllms_words(
+    home: Path, fields: dict[str, Any], models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(models["qwen3"], tmp_path / "t5")
+    config = json.loads((tmp_path / "t5" / "config.json").read_text())
+    text = json.dumps({**config, "model_type": "t5", "is_encoder_decoder": True})
+    (tmp_path / "t5" / "config.json").write_text(text)
+    assert "an encoder and a decoder" in planned(fields, model=str(tmp_path / "t5"))["error"]
+
+
+def test_arguments_and_groups_that_cannot_be_are_refused_by_the_plan(home: Path, fields: dict[str, Any]) -> None:
+    assert "--port is the backend's own" in planned(fields, extra_args=["--port", "1"])["error"]
+    said = planned(fields, tensor_parallel=2, gpus=["GPU-1", "GPU-2", "GPU-3"])["error"]
+    assert said == "3 GPUs were chosen, which are no whole groups of tensor_parallel 2"
+    assert "does not divide the model's" in planned(fields, tensor_parallel=7)["error"]
+    assert "has no hs-connectors" in planned(fields, file_dtype="float8_e4m3fn")["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"extra_args": ("--enforce-eager",)}, r"extra_args \(--enforce-eager\) is of the backend vllm"),
+        ({"tensor_parallel": 2}, "tensor_parallel is of the backend vllm"),
+        ({"vllm_python": "/p"}, "vllm_python is of the backend vllm"),
+        ({"backend": "vllm", "tensor_parallel": 0}, "tensor_parallel must be a whole number of at least 1"),
+        ({"backend": "vllm", "extra_args": ("",)}, "extra_args must be a list of arguments"),
+        ({"backend": "vllm", "vllm_python": 3}, "vllm_python must be a text"),
+    ],
+)
+def test_fields_of_the_backend_are_checked_and_mean_nothing_to_another(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        ExtractSpec(model="/m", dataset="/d", output="/o", **fields)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from backends.errors import JobError, one_line
@@ -51,7 +51,9 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
             ignore_mismatched_sizes=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", "check its files") from error
+        broken = ", ".join(_broken(folder))
+        remedy = f"fetch {broken} again" if broken else "check its files"
+        raise JobError(f"the model {folder} cannot be loaded: {one_line(error)}", remedy) from error
     _refuse_misfits(folder, info)
     keep_blocks(model, layer_ids)
     if packed:
@@ -60,6 +62,18 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, layer_ids
             weight.data = weight.data.to(dtype)
     moved: nn.Module = model.to(device).eval().requires_grad_(False)
     return moved
+
+
+def _broken(folder: Path) -> list[str]:
+    """The weights files that are not whole: the error of loading names none of them."""
+    names = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            names.append(path.name)
+    return names
 
 
 def _refuse_misfits(folder: Path, info: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from backends.demo.configs import tiny_config
+from backends.errors import JobError
 from backends.hf.families import FAMILIES, FULL, SLIDING, model_shape
 from backends.hf.families.shape import read_config
 
@@ -99,3 +100,8 @@ def test_all_experts_are_counted() -> None:
     shape = model_shape({"model_type": "qwen3_moe", "vocab_size": 151936, **sizes, **experts}, FOLDER)
     # Qwen3-30B-A3B: 30.5 billion with its head of 0.31.
     assert shape.parameters(48) == pytest.approx(30.2e9, rel=0.01)
+
+
+def test_a_config_without_a_model_type_is_refused_as_what_it_is() -> None:
+    with pytest.raises(JobError, match=r"^config.json of .* has no model_type: give"):
+        model_shape({"hidden_size": 64}, FOLDER)

@@ -233,7 +233,7 @@ def test_weights_that_came_half_are_refused_in_one_line_by_backend_and_reference
 ) -> None:
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     os.truncate(folder / "model.safetensors", 100_000)
-    with pytest.raises(JobError, match=r"cannot be loaded: .*: check its files"):
+    with pytest.raises(JobError, match=r"cannot be loaded: .*: fetch model\.safetensors again"):
         Extractor.open(folder, (2, 8), dtype="float32", device="cpu", output=tmp_path)
     with pytest.raises(JobError, match=r"cannot be loaded: .*: see that its weights are whole"):
         PlainForward(folder)

@@ -124,6 +124,8 @@ def text_config(config: Mapping[str, Any], model: Path) -> dict[str, Any]:
     """
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if kind is None:
+        raise JobError(f"config.json of {model} has no model_type", "give the folder of a model, or fetch it again")
     if family is None:
         raise JobError(
             f"the model family {kind!r} of {model} is not supported by the hf backend",

@@ -12,7 +12,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backends.hf.families import FAMILIES
-from backends.vllm.table import FAULTS, FLAGS, KNOWN, NEWEST_READ, ROWS, SUGGESTED, TRIED, Case, Row, Version
+from backends.vllm.table import (
+    FAULTS,
+    FLAGS,
+    KNOWN,
+    NEWEST_READ,
+    PINNED_FROM,
+    ROWS,
+    SUGGESTED,
+    TRIED,
+    Case,
+    Row,
+    Version,
+)
 
 HF = "the hf backend"
 
@@ -31,7 +43,7 @@ _QUANTISED_AS_PUBLISHED = {("gpt_oss", "mxfp4")}
 class Verdict:
     """Whether a version can (`ok`: True, False, or None where it is not known), and what follows.
 
-    why, remedy: a line each; remedy is empty where there is nothing to mend. tried: this very version ran with this family.
+    why, remedy: a line each; remedy is empty where there is nothing to mend. tried: this very version ran with this family on such a machine.
     flags: what `vllm serve` needs beside the command of `backends.vllm.command`. warnings: known faults, a line each.
     instead: the version that can, or "the hf backend"; empty where ok is True. sources: where all that is from.
     """
@@ -90,7 +102,10 @@ def can_extract(
         sources.insert(0, row.source)
     if problem is not None:
         return Verdict(False, *problem, sources=tuple(sources), warnings=())
-    ok, why, tried = _known(row, config, vllm_version, version)
+    ok, why, tried = _known(row, config, vllm_version, case)
+    if ok and not gpus:
+        pinned = "its connector stops for want of pinned memory, unless a plugin mends that"
+        ok, why = None, f"{why}; without a GPU {pinned if version >= PINNED_FROM else 'it was not tried'}"
     remedy, instead = "", ""
     if ok is None and _quantisation(config):
         remedy = "give the model with weights that are not quantised, or try it with a few samples first"
@@ -100,9 +115,9 @@ def can_extract(
     return Verdict(ok, why, flags, remedy, instead, tuple(dict.fromkeys(sources)), tuple(warnings), tried)
 
 
-def _known(row: Row | None, config: Mapping[str, Any], text: str, version: Version) -> tuple[bool | None, str, bool]:
+def _known(row: Row | None, config: Mapping[str, Any], text: str, case: Case) -> tuple[bool | None, str, bool]:
     """ok, why and tried, where nothing forbids it."""
-    family = str(config.get("model_type") or "")
+    family, version = case.family, case.version
     method = _quantisation(config)
     if family not in KNOWN:
         return (
@@ -118,7 +133,8 @@ def _known(row: Row | None, config: Mapping[str, Any], text: str, version: Versi
     runs = {version_of(name): place for name, place in TRIED.get(family, {}).items()}
     release = re.fullmatch(r"\s*v?[\d.]+(\+\S*)?\s*", text) is not None
     if release and version in runs:
-        return True, f"vLLM {text}: {row.why}; tried on {runs[version]}", True
+        here = ("CPU" in runs[version]) != case.gpu
+        return True, f"vLLM {text}: {row.why}; tried on {runs[version]}{'' if here else ' alone'}", here
     older = [known for known in runs if known is not None and known < version]
     newer = [known for known in runs if known is not None and known > version]
     if older and newer:
@@ -143,11 +159,10 @@ def _not_of_this_version(row: Row, family: str, text: str, gpus: Sequence[tuple[
 
 
 def _instead(family: str, gpus: Sequence[tuple[int, int]]) -> str:
-    """A version that was tried with this family (best on what the node has), the hf backend, or "" where neither is known."""
+    """A version that was tried with this family (best on a GPU), the hf backend, or "" where neither is known."""
     runs = [version for version in SUGGESTED if version in TRIED.get(family, {})]
-    on_gpu = [version for version in runs if ("CPU" in TRIED[family][version]) != bool(gpus)]
-    if on_gpu or runs:
-        return (on_gpu or runs)[0]
+    if runs and gpus:
+        return min(runs, key=lambda version: "CPU" in TRIED[family][version])
     return HF if family in FAMILIES else ""
 
 

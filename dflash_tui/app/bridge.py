@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from dflash_tui.fleet.facts import Checkup, Fact, Job
+from dflash_tui.fleet.facts import Checkup, Diagnosis, Fact, Job
 from dflash_tui.node.protocol import Launch
 
 
@@ -44,6 +44,8 @@ class NodeLinkLike(Protocol):
     ) -> Future[Mapping[str, Any]]: ...
 
     def doctor(self, *, write: bool = True) -> Future[Checkup]: ...
+
+    def diagnose(self, *, job: str | None = None, path: str | None = None) -> Future[Diagnosis]: ...
 
     def read(
         self,

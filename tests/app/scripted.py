@@ -20,6 +20,7 @@ from dflash_tui.fleet.facts import (
     AgentGreeted,
     BeatArrived,
     Checkup,
+    Diagnosis,
     Disk,
     Fact,
     Gpu,
@@ -83,6 +84,7 @@ class ScriptedLink:
     launch_answer: Job | Exception | None = None
     stop_answer: Mapping[str, Any] | Exception = field(default_factory=dict)
     doctor_answer: Checkup | Exception | Future[Checkup] | None = None
+    diagnose_answer: Diagnosis | Exception | Future[Diagnosis] | None = None
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     secrets: list[dict[str, str]] = field(default_factory=list)
@@ -142,6 +144,13 @@ class ScriptedLink:
             self.asked.append(("doctor", {"write": write}))
             return answer
         return self._answer("doctor", answer or Checkup(self.host, ()), write=write)
+
+    def diagnose(self, *, job: str | None = None, path: str | None = None) -> Future[Diagnosis]:
+        answer = self.diagnose_answer
+        if isinstance(answer, Future):
+            self.asked.append(("diagnose", {"job": job, "path": path}))
+            return answer
+        return self._answer("diagnose", answer or Diagnosis(False, None, None, None, 0, 0), job=job, path=path)
 
     def read(
         self,

@@ -22,13 +22,14 @@ from dflash_tui.app.widgets.jobs_table import JobRow, JobsTable, heading
 from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import RowsView
 from dflash_tui.config import ConfigError
-from dflash_tui.fleet.facts import Job, JobState
+from dflash_tui.fleet.facts import Diagnosis, Job, JobState
 from dflash_tui.fleet.state import Fleet, NodeView
 from dflash_tui.hftoken import secrets_for
-from dflash_tui.link import LinkError, new_job_id
+from dflash_tui.link import LinkError, RequestRefused, new_job_id
 from dflash_tui.node.protocol import Launch
 
 READ_ONLY = "this console is read-only; start it without --read-only"
+_ENDED_BADLY = (JobState.FAILED, JobState.KILLED, JobState.LOST, JobState.ORPHANED)
 
 
 class JobsScreen(ConsoleScreen):
@@ -41,6 +42,7 @@ class JobsScreen(ConsoleScreen):
 Every job of every node, those that run first. `n` opens the form for a new one, `x` stops the one under the cursor
 after a question that says what will happen, `X` does so without waiting for it to end by itself, `r` starts it again
 with the same spec (finished samples are not done twice), Enter or `l` opens its log.
+Of a job that ended badly the detail shows the cause, the line of its log that tells it, and the remedy.
 A job of a node that is out of sight keeps its last known state, with `(?)` beside it.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -65,6 +67,8 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
 
     def on_mount(self) -> None:
         self._launches: dict[JobRow, Launch] = {}
+        self._diagnoses: dict[JobRow, Diagnosis | None] = {}  # None: the node had none to give
+        self._diagnosing: JobRow | None = None
         self._wanted: JobRow | None = None
         self._states: list[tuple[str, bool, str, JobState]] = []
         self._drawn: Fleet | None = None
@@ -138,7 +142,11 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             launch = self._launches.get(row)
             if launch is None and node.live:
                 self._read_launch(row)
-            text = job_detail(node, job, launch, now=self.console.now(), clock=self.console.clock_text)
+            if job.state in _ENDED_BADLY and row not in self._diagnoses and self._diagnosing is None and node.live:
+                self._diagnosing = row
+                self._diagnose(row)
+            told = self._diagnoses.get(row) if job.state in _ENDED_BADLY else None
+            text = job_detail(node, job, launch, told, now=self.console.now(), clock=self.console.clock_text)
         put(self.query_one("#job-detail-text", Static), text)
 
     @work(exclusive=True, group="launch-file")
@@ -147,6 +155,20 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             self._launches[row] = await read_launch(self.console.link(row.host), row.job)
         except LinkError:
             return  # the detail does without; it is asked again when it is drawn again
+        self._draw_detail()
+
+    @work(group="diagnose")
+    async def _diagnose(self, row: JobRow) -> None:
+        # One at a time, however fast the cursor moves: each reads a whole log on the node.
+        try:
+            told = await asyncio.wrap_future(self.console.link(row.host).diagnose(job=row.job))
+            self._diagnoses[row] = told
+        except RequestRefused:
+            self._diagnoses[row] = None
+        except LinkError:
+            return  # asked again when it is drawn again
+        finally:
+            self._diagnosing = None
         self._draw_detail()
 
     # Actions.

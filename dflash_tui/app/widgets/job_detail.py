@@ -11,7 +11,7 @@ from dflash_tui.app.widgets.jobs_table import done_of, fraction, phase
 from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
-from dflash_tui.fleet.facts import Job
+from dflash_tui.fleet.facts import Diagnosis, Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
 from dflash_tui.fleet.series import Series, last
 from dflash_tui.fleet.state import NodeView
@@ -24,19 +24,30 @@ HISTORY = 20
 
 
 def job_detail(
-    node: NodeView, job: Job, launch: Launch | None, *, now: float, clock: Callable[[float | None], str]
+    node: NodeView,
+    job: Job,
+    launch: Launch | None,
+    diagnosis: Diagnosis | None = None,
+    *,
+    now: float,
+    clock: Callable[[float | None], str],
 ) -> Content:
-    """The job in lines; `launch` is what was asked for, None where it is not read yet.
+    """The job in lines; `launch` is what was asked for, `diagnosis` what its log says; None where it is not read yet.
 
     now: the console's time; clock: shows a time of it in the user's zone.
     """
-    pairs = list(_lines(node, job, launch, now, clock))
+    pairs = list(_lines(node, job, launch, diagnosis, now, clock))
     lines = [Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), fmt.one_line(text)) for label, text in pairs]
     return Content("\n").join(lines)
 
 
 def _lines(
-    node: NodeView, job: Job, launch: Launch | None, now: float, clock: Callable[[float | None], str]
+    node: NodeView,
+    job: Job,
+    launch: Launch | None,
+    diagnosis: Diagnosis | None,
+    now: float,
+    clock: Callable[[float | None], str],
 ) -> Iterator[tuple[str, str]]:
     def at(time: float | None) -> str:
         return clock(None if time is None else node.console_time(time))
@@ -52,6 +63,8 @@ def _lines(
     yield "state", "  ".join(filter(None, parts))
     if job.reason:
         yield "why", job.reason
+    if diagnosis is not None:
+        yield from _diagnosed(job, diagnosis)
     series = node.job_series.get(job.id, ())
     yield from _progress(job, series)
     for stray in job.strays:
@@ -74,6 +87,20 @@ def _lines(
         yield "event", f"{job.last_event.get('event', '')}: {fields(job.last_event)}"
     yield "folder", f"{job.directory}  log {fmt.size(job.log_size)}"
     yield "python", job.python or fmt.NOT_AVAILABLE
+
+
+def _diagnosed(job: Job, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    cause = diagnosis.cause
+    if cause is None:
+        return
+    if cause.text not in job.reason:
+        yield "cause", cause.text
+        if cause.line is not None:
+            yield f"line {cause.line} ", cause.quote
+        if diagnosis.remedy:
+            yield "remedy", diagnosis.remedy
+    if diagnosis.source is not None:
+        yield "raised at", f"{diagnosis.source.file}:{diagnosis.source.line}"
 
 
 def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,101 @@
+"""Why a job failed, in the detail of the Jobs screen: asked of its node once, and never waited for."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+from dflash_tui.fleet.facts import Cause, Diagnosis, Job, JobsArrived, JobState, Source
+from dflash_tui.link import LinkError, RequestRefused
+
+from .scripted import NOW, ScriptedLink, console, launch_file, live, running_job, shown, until, until_shown
+
+FAILED = running_job(state=JobState.FAILED, ended=NOW - 10, exit_code=1, reason="its log says why", progress=None)
+OTHER = replace(FAILED, id="20261130-010200-extract-cccc", name="another", created=NOW - 900)
+WELL = replace(FAILED, id="20261130-010300-extract-dddd", name="well", state=JobState.DONE, reason="")
+TOLD = Diagnosis(
+    True,
+    Cause("port-in-use", "the port that the server wants is taken", 812, "OSError: [Errno 98] Address already in use"),
+    "give another port",
+    Source("/venv/vllm/api_server.py", 77),
+    900,
+    0,
+)
+
+
+def node(*jobs: Job, diagnose_answer: Diagnosis | Exception | Future[Diagnosis] | None = None) -> ScriptedLink:
+    files = {(job.id, "launch"): launch_file(job) for job in jobs}
+    return ScriptedLink(
+        "gpu-1", [*live("gpu-1"), JobsArrived("gpu-1", jobs)], files=files, diagnose_answer=diagnose_answer
+    )
+
+
+async def test_a_failed_job_shows_its_cause_its_line_where_it_was_raised_and_the_remedy() -> None:
+    link = node(FAILED, diagnose_answer=TOLD)
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(
+            pilot,
+            "the port that the server wants is taken",
+            "line 812",
+            "Address already in use",
+            "give another port",
+            "/venv/vllm/api_server.py:77",
+        )
+        for _ in range(5):  # drawn again, asked once
+            link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=FAILED.log_size + 1),)))
+            await pilot.pause(0.15)
+        assert link.questions("diagnose") == [{"job": FAILED.id, "path": None}]
+
+
+async def test_a_diagnosis_that_takes_its_time_holds_nothing_up_and_they_are_asked_one_by_one() -> None:
+    slow: Future[Diagnosis] = Future()
+    link = node(FAILED, OTHER, diagnose_answer=slow)
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: link.questions("diagnose"), "the question")
+        await pilot.press("down")
+        await until_shown(pilot, OTHER.id)
+        assert len(link.questions("diagnose")) == 1
+        link.diagnose_answer = TOLD
+        slow.set_result(replace(TOLD, remedy="of the first"))
+        await until_shown(pilot, "give another port")
+        assert "of the first" not in shown(app)
+        assert {asked["job"] for asked in link.questions("diagnose")} == {FAILED.id, OTHER.id}
+        await pilot.press("up")
+        await until_shown(pilot, "of the first")
+
+
+async def test_a_job_that_ended_well_is_not_asked_about() -> None:
+    link = node(WELL)
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, WELL.id, "/models/qwen3-8b")
+        assert not link.questions("diagnose")
+
+
+async def test_a_node_that_has_no_diagnosis_is_not_asked_again() -> None:
+    link = node(FAILED, diagnose_answer=RequestRefused("internal", "diagnose failed", ""))
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: link.questions("diagnose"), "the question")
+        for size in range(5):
+            link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=size),)))
+            await pilot.pause(0.15)
+        await until_shown(pilot, "its log says why")
+        assert len(link.questions("diagnose")) == 1
+
+
+async def test_a_question_that_was_lost_with_the_link_is_asked_again() -> None:
+    link = node(FAILED, diagnose_answer=LinkError("lost", "the link was lost"))
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: link.questions("diagnose"), "the question")
+        link.diagnose_answer = TOLD
+        link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=1),)))
+        await until_shown(pilot, "give another port")

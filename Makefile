@@ -14,7 +14,7 @@ WORKER := $(VENV)/.installed-worker
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lint fidelity picture bench clean
+.PHONY: help setup system demo test lint fidelity clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile

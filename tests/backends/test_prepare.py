@@ -259,6 +259,7 @@ def test_what_cannot_be_trained_on_is_skipped_and_counted_by_reason(model: Path,
         "the assistant's turn opens its conversation": 1,
         "a turn's content is not text": 1,
         "a turn's text holds half a surrogate pair": 1,
+        "a conversation has no turn of the assistant": 1,
     }
     assert result["total"] == result["samples"] + sum(result["skipped"].values())
 

@@ -21,11 +21,11 @@ from backends.disk import free_bytes
 from backends.errors import Interrupted, JobError
 from backends.events import EventLog
 from backends.flattening import write_json
-from backends.hsfile import TMP_PREFIX, Entry, StoreError, check_file, read_file
+from backends.hsfile import TMP_PREFIX, Entry, StoreError, read_file
 from backends.progress import Progress
 from backends.spec import ExportSpec
 from backends.specforge import FILE, Layout, can_train, check_described, description, file_of, is_whole, write
-from backends.store import Manifest, file_dtype, read_manifest, unwritable
+from backends.store import Manifest, check_sample, read_manifest, unwritable
 
 LOCK = ".lock"
 # Files in flight to each thread.
@@ -229,19 +229,13 @@ def _one(source: Source, entry: Entry, ids: list[int], mask: list[int]) -> int |
     """Exports one sample; the bytes written, 0 where its file is kept, None where SpecForge would stop at it."""
     if not can_train(mask):
         return None
-    origin, path, header = source.output / entry.file, source.path(entry.row), source.manifest.header
+    origin, path = source.output / entry.file, source.path(entry.row)
     remedy = "see what `verify` says, extract anew what is bad, and export again: it goes on where it stopped"
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mtime_ns >= origin.stat().st_mtime_ns and is_whole(path, ids, mask, source.layout):
             return 0
     try:
-        check_file(
-            origin,
-            token_ids=ids,
-            layers=len(header["layer_ids"]),
-            hidden_size=header["hidden_size"],
-            dtype=file_dtype(header),
-        )
+        check_sample(source.manifest.header, origin, ids)
         sample = read_file(origin)
     except StoreError as error:
         raise JobError(str(error), remedy) from None

@@ -19,7 +19,7 @@ from backends.packing import Pack, pack_samples
 from backends.plan.extract import ExtractPlan, plan_extract
 from backends.progress import Progress
 from backends.spec import ExtractSpec
-from backends.store import MANIFEST, Entry, Store, StoreError, check_file, unwritable
+from backends.store import MANIFEST, Entry, Store, StoreError, check_sample, unwritable
 from backends.workers import LocalWorkers, Message, Work, Workers
 
 _POLL_S = 0.1
@@ -322,13 +322,7 @@ class _Run:
                 continue
             ids = plan.dataset.row(row)[0]
             try:
-                check_file(
-                    path,
-                    token_ids=ids,
-                    layers=len(plan.layer_ids),
-                    hidden_size=plan.shape.hidden_size,
-                    dtype=plan.spec.stored_dtype,
-                )
+                check_sample(plan.header, path, ids)
             except StoreError as error:
                 self.events.emit("warning", message=f"{one_line(error)}; it is made again")
             else:

@@ -78,6 +78,17 @@ def file_dtype(header: Mapping[str, Any]) -> str:
     return str(header.get("file_dtype") or header.get("dtype"))
 
 
+def check_sample(header: Mapping[str, Any], path: Path, token_ids: Sequence[int]) -> None:
+    """Raises StoreError where a file is not what this manifest's header says of a sample of these tokens."""
+    check_file(
+        path,
+        token_ids=token_ids,
+        layers=len(header["layer_ids"]),
+        hidden_size=header["hidden_size"],
+        dtype=file_dtype(header),
+    )
+
+
 def disagreement(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """How two headers differ in what a folder must have in common, in one line; None where they agree."""
     # A header of before there were float8 files names no `file_dtype`.

@@ -21,7 +21,7 @@ from backends.fingerprint import model_fingerprint
 from backends.flattening import REMEDY as FLATTENED_REMEDY
 from backends.progress import Progress
 from backends.spec import VerifySpec
-from backends.store import Entry, Manifest, StoreError, check_file, file_dtype, read_manifest
+from backends.store import Entry, Manifest, StoreError, check_sample, file_dtype, read_manifest
 
 # Bad files that are named one by one; beyond that only their number grows.
 _NAMED = 20
@@ -140,13 +140,7 @@ def _faults(output: Path, manifest: Manifest, dataset: PreparedDataset) -> Itera
         if size != entry.bytes or entry.tokens != len(token_ids):
             return f"{entry.file} has {size} bytes for {len(token_ids)} tokens; the manifest says {entry.bytes} for {entry.tokens}"
         try:
-            check_file(
-                path,
-                token_ids=token_ids,
-                layers=len(header["layer_ids"]),
-                hidden_size=header["hidden_size"],
-                dtype=file_dtype(header),
-            )
+            check_sample(header, path, token_ids)
         except StoreError as error:
             return one_line(error)
         return None

@@ -101,12 +101,15 @@ def _vllm(spec: ExtractSpec) -> None:
     """The fields of the vllm backend, which mean nothing to another."""
     if not isinstance(spec.vllm_python, str):
         raise SpecError(f"{spec.verb}: vllm_python must be a text, not {spec.vllm_python!r}")
-    _whole(spec, "tensor_parallel", 1)
+    if not isinstance(spec.server_url, str):
+        raise SpecError(f"{spec.verb}: server_url must be a text, not {spec.server_url!r}")
+    for name in ("tensor_parallel", "concurrency", "stall_s"):
+        _whole(spec, name, 1)
     extra: Any = spec.extra_args
     if not isinstance(extra, tuple) or not all(isinstance(word, str) and word and "\0" not in word for word in extra):
         raise SpecError(f"{spec.verb}: extra_args must be a list of arguments that are not empty, not {extra!r}")
-    given = {"vllm_python": spec.vllm_python, "tensor_parallel": spec.tensor_parallel != 1, "extra_args": extra}
-    names = [name for name, value in given.items() if value]
+    given = ("vllm_python", "server_url", "tensor_parallel", "concurrency", "stall_s", "extra_args")
+    names = [field.name for field in fields(spec) if field.name in given and getattr(spec, field.name) != field.default]
     if names and spec.backend != "vllm":
         words = f" ({' '.join(extra)})" if extra else ""
         raise SpecError(
@@ -129,7 +132,9 @@ class ExtractSpec(Spec):
     max_sample_tokens: a longer sample is refused before work starts.
     min_free_bytes: the job ends by itself before the disk has less than this left.
     vllm_python: the Python that vLLM is in; empty takes the newest environment of setup that has one.
-    tensor_parallel: GPUs of one vLLM server.
+    server_url: of a vLLM server that runs already and extracts these layers; none is started then.
+    tensor_parallel: GPUs of one vLLM server. concurrency: requests at a time to each.
+    stall_s: a server that finishes no sample for so many seconds is started anew.
     extra_args: for `vllm serve`, untouched.
     """
 
@@ -151,7 +156,10 @@ class ExtractSpec(Spec):
     min_free_bytes: int = 1 << 30
     worker_restarts: int = 3
     vllm_python: str = ""
+    server_url: str = ""
     tensor_parallel: int = 1
+    concurrency: int = 32
+    stall_s: int = 300
     extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -256,6 +264,54 @@ class ParitySpec(Spec):
 
 
 @dataclass(frozen=True, slots=True)
+class CompareSpec(Spec):
+    """Both backends on the same samples: `<output>/hf`, `<output>/vllm`, and what came of it in `<output>/compare.json`.
+
+    samples: so many rows from `first` on. together: both at a time, each on half of the GPUs; else one after the other on all.
+    keep_files: the hidden states stay after their parity was looked at. The other fields are an extraction's.
+    """
+
+    verb: ClassVar[str] = "compare"
+
+    model: str
+    dataset: str
+    output: str
+    layers: str | tuple[int, ...] = "dflash"
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    gpus: tuple[str, ...] = ()
+    first: int = 0
+    samples: int = 256
+    together: bool = False
+    keep_files: bool = False
+    pack_tokens: int = 16384
+    max_sample_tokens: int = 32768
+    min_free_bytes: int = 1 << 30
+    vllm_python: str = ""
+    tensor_parallel: int = 1
+    concurrency: int = 32
+    extra_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _whole(self, "first", 0)
+        _whole(self, "samples", 1)
+        self.side("vllm")
+
+    def side(self, backend: str) -> ExtractSpec:
+        """The extraction of one backend, on all the GPUs. Raises SpecError."""
+        common = ("model", "dataset", "layers", "dtype", "device", "gpus", "first")
+        limits = ("pack_tokens", "max_sample_tokens", "min_free_bytes")
+        of_vllm = ("vllm_python", "tensor_parallel", "concurrency", "extra_args") if backend == "vllm" else ()
+        _text(self, "output")
+        return ExtractSpec(
+            output=f"{self.output}/{backend}",
+            backend=backend,
+            last=self.first + self.samples,
+            **{name: getattr(self, name) for name in (*common, *limits, *of_vllm)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ExportSpec(Spec):
     """An extraction in SpecForge's offline layout for DFlash: `rows_<a>-<b>/data_<row>.ckpt`, one file a sample.
 
@@ -322,5 +378,5 @@ class DemoSpec(Spec):
 
 
 SPECS: dict[str, type[Spec]] = {
-    spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, ParitySpec, ExportSpec, DemoSpec)
+    spec.verb: spec for spec in (ExtractSpec, PrepareSpec, VerifySpec, ParitySpec, CompareSpec, ExportSpec, DemoSpec)
 }

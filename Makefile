@@ -1,8 +1,10 @@
 # make demo   sets everything up and runs the main job: a tiny model, real conversations, hidden states, recomputed
-# make test   sets everything up and runs every test
+# make test   sets everything up and runs every test but those on a real vLLM
+# make test-vllm   puts vLLM for the CPU into an environment of its own (3.4 GB) and runs the tests on it
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 # The newest torch that the tests were run with; the worker extra allows others.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
@@ -12,9 +14,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the demo needs, and with it what the tests need.
 WORKER := $(VENV)/.installed-worker
 INSTALLED := $(VENV)/.installed
+VLLM := $(VLLM_VENV)/.installed-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test lint fidelity clean
+.PHONY: help setup system demo test test-vllm lint fidelity clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -52,12 +55,23 @@ lint: setup
 demo: $(WORKER)
 	@$(BIN)/dflash-tui demo
 
+# tests/vllm is among the norecursedirs of pyproject.toml: only test-vllm, which names it, collects it.
 test: setup system
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests themselves run in $(VENV); of the other environment they start `vllm serve`, as a node's own.
+test-vllm: setup $(VLLM)
+	@DFLASH_TUI_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+$(VLLM): tests/vllm/cpu/install.py $(wildcard tests/vllm/cpu/plugin/*.py tests/vllm/cpu/plugin/*.toml) | $(WORKER)
+	@echo "setting up $(VLLM_VENV) (3.4 GB)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python tests/vllm/cpu/install.py '$(TORCH)'
+	@touch $(VLLM)
 
 # make fidelity   every family against the plain forward, and sabotages that must be noticed, as a table
 fidelity: $(WORKER)
 	@$(BIN)/python -m tests.fidelity
 
 clean:
-	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,184 @@
+"""What a screen with a job under its cursor can do with it: read what it was asked for and why it failed; stop it, start it again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from textual import work
+from textual.content import Content
+from textual.notifications import SeverityLevel
+
+from dflash_tui.app.jobfiles import read_launch
+from dflash_tui.app.screens.base import ConsoleScreen
+from dflash_tui.app.screens.confirm import ConfirmScreen, stop_text
+from dflash_tui.app.widgets.jobs_table import JobRow
+from dflash_tui.config import ConfigError
+from dflash_tui.fleet.facts import Diagnosis, Job, JobState
+from dflash_tui.fleet.state import NodeView
+from dflash_tui.hftoken import secrets_for
+from dflash_tui.link import LinkError, RequestRefused, new_job_id
+from dflash_tui.node.protocol import Launch
+
+READ_ONLY = "this console is read-only; start it without --read-only"
+ENDED_BADLY = (JobState.FAILED, JobState.KILLED, JobState.LOST, JobState.ORPHANED)
+
+
+class JobScreen(ConsoleScreen):
+    """A subclass says which job is selected, and draws the detail anew when more is known of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._launches: dict[JobRow, Launch] = {}
+        self._diagnoses: dict[JobRow, Diagnosis | None] = {}  # None: the node had none to give
+        self._diagnosing: JobRow | None = None
+
+    def selected(self) -> tuple[NodeView, Job] | None:
+        """The job under the cursor, with its node; None where there is none."""
+        return None
+
+    def draw_detail(self) -> None:
+        """Shows what is known of the selected job."""
+
+    def node_under_cursor(self) -> NodeView | None:
+        found = self.selected()
+        return None if found is None else found[0]
+
+    # What is known beside the job's own record.
+
+    def launch_of(self, node: NodeView, job: Job) -> Launch | None:
+        """What the job was asked for; None where it is not read yet: then it is asked for."""
+        row = JobRow(node.host, job.id)
+        launch = self._launches.get(row)
+        if launch is None and node.live:
+            self._read_launch(row)
+        return launch
+
+    def diagnosis_of(self, node: NodeView, job: Job) -> Diagnosis | None:
+        """Why the job failed; None where it did not, or where that is not known yet: then it is asked for."""
+        row = JobRow(node.host, job.id)
+        if job.state not in ENDED_BADLY:
+            return None
+        if row not in self._diagnoses and self._diagnosing is None and node.live:
+            self._diagnosing = row
+            self._diagnose(row)
+        return self._diagnoses.get(row)
+
+    @work(exclusive=True, group="launch-file")
+    async def _read_launch(self, row: JobRow) -> None:
+        try:
+            self._launches[row] = await read_launch(self.console.link(row.host), row.job)
+        except LinkError:
+            return  # the detail does without; it is asked again when it is drawn again
+        self.draw_detail()
+
+    @work(group="diagnose")
+    async def _diagnose(self, row: JobRow) -> None:
+        # One at a time, however fast the cursor moves: each reads a whole log on the node.
+        try:
+            told = await asyncio.wrap_future(self.console.link(row.host).diagnose(job=row.job))
+            self._diagnoses[row] = told
+        except RequestRefused:
+            self._diagnoses[row] = None
+        except LinkError:
+            return  # asked again when it is drawn again
+        finally:
+            self._diagnosing = None
+        self.draw_detail()
+
+    # Actions.
+
+    def may_write(self, what: str) -> bool:
+        if self.console.settings.read_only:
+            self.say(f"cannot {what}: {READ_ONLY}", "warning")
+            return False
+        return True
+
+    def reachable(self, node: NodeView, what: str) -> bool:
+        if not node.live:
+            self.say(f"cannot {what}: the link to {node.host} is {node.link.state}; wait until it is live", "warning")
+        return node.live
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        self.console.say(text, severity)
+
+    def action_open_log(self) -> None:
+        found = self.selected()
+        if found is None:
+            self.say("no job is selected", "warning")
+        else:
+            self.console.open_log(found[0].host, found[1].id)
+
+    def action_stop(self, force: bool) -> None:
+        found = self.selected()
+        if found is None or not self.may_write("stop a job") or not self.reachable(found[0], "stop a job"):
+            return
+        job = found[1]
+        if job.state.ended and not (job.state is JobState.ORPHANED and job.strays):
+            self.say(f"{job.name or job.id} is {job.state}: there is nothing to stop", "warning")
+            return
+        # Who asks a second time does not want to wait any longer.
+        self._stop(*found, force or job.state is JobState.STOPPING)
+
+    @work(exclusive=True, group="stop")
+    async def _stop(self, node: NodeView, job: Job, force: bool) -> None:
+        row = JobRow(node.host, job.id)
+        launch = self._launches.get(row)
+        if launch is None:
+            try:
+                launch = await asyncio.wait_for(read_launch(self.console.link(node.host), job.id), 3.0)
+            except (LinkError, TimeoutError):
+                launch = None  # the question is asked without its grace and its folder
+        orphaned = job.state is JobState.ORPHANED
+        what = "End the strays of" if orphaned else "Force the end of" if force else "Stop"
+        question = f"{what} {job.name or job.id} on {node.host}?"
+        yes = "End them" if orphaned else "Force" if force else "Stop it"
+        if not await self.app.push_screen_wait(ConfirmScreen(question, stop_text(node, job, launch, force=force), yes)):
+            return
+        self.say(f"{node.host}: asked {job.name or job.id} to end")
+        try:
+            await asyncio.wrap_future(self.console.link(node.host).stop(job.id, force=force))
+        except LinkError as error:
+            self.say(f"{node.host}: {error}", "error")
+
+    def action_restart(self) -> None:
+        found = self.selected()
+        if found is None or not self.may_write("start a job") or not self.reachable(found[0], "start a job"):
+            return
+        node, job = found
+        if not job.state.ended:
+            self.say(f"{job.name or job.id} is {job.state}; x stops it first", "warning")
+        elif job.strays:
+            self.say(f"processes of {job.name or job.id} are still alive; x ends them first", "warning")
+        else:
+            self._restart(node, job)
+
+    @work(exclusive=True, group="restart")
+    async def _restart(self, node: NodeView, job: Job) -> None:
+        link = self.console.link(node.host)
+        try:
+            launch = await read_launch(link, job.id)
+            question = f"Start {job.name or job.id} again on {node.host}?"
+            text = Content(f"{launch.verb} with the same spec, as a new job.\nFinished samples are not done again.")
+            if not await self.app.push_screen_wait(ConfirmScreen(question, text, "Start it")):
+                return
+            self.say(f"{node.host}: planning {job.name or job.id} again")
+            launch = launch._replace(env={**launch.env, **self.console.settings.env})
+            secrets = secrets_for(launch.verb, launch.spec, self.console.settings)
+            asked = link.plan(
+                launch.verb,
+                launch.spec,
+                python=launch.python,
+                gpus=launch.gpus,
+                share=launch.share,
+                env=launch.env,
+                secrets=secrets,
+            )
+            plan = await asyncio.wrap_future(asked)
+            if not plan.get("ok"):
+                self.say(f"{node.host}: {plan.get('error')}: {plan.get('remedy') or 'see its log'}", "error")
+                return
+            started = await asyncio.wrap_future(link.launch(new_job_id(launch.verb), launch, secrets=secrets))
+        except (ConfigError, LinkError) as error:
+            self.say(f"{node.host}: {error}", "error")
+            return
+        self.console.job_started(node.host, started)

@@ -95,6 +95,27 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs of one vLLM server (default: %(default)s)",
     )
+    parser.add_argument(
+        "--server-url",
+        default=_DEFAULTS["server_url"],
+        metavar="URL",
+        help="of a vLLM server that runs already and extracts these layers; none is started then",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=_DEFAULTS["concurrency"],
+        metavar="N",
+        help="requests at a time to each vLLM server (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stall",
+        dest="stall_s",
+        type=int,
+        default=_DEFAULTS["stall_s"],
+        metavar="SECONDS",
+        help="a vLLM server that finishes no sample for so long is started anew (default: %(default)s)",
+    )
     parser.add_argument("extra_args", nargs="*", metavar="-- ARGUMENT", help="for `vllm serve`, untouched")
 
 

@@ -24,7 +24,7 @@ from backends.huberrors import HubUnavailable, explain
 from backends.hubfiles import dataset_files, model_files
 from backends.hubname import HubName, dataset_name, model_name, wanted_model
 from backends.progress import Progress
-from backends.spec import ExtractSpec, PrepareSpec, Spec, VerifySpec
+from backends.spec import CompareSpec, ExtractSpec, PrepareSpec, Spec, VerifySpec
 from backends.template import TOKENIZER_FILES
 
 # Where a spec has no floor of its own.
@@ -72,7 +72,7 @@ def localised(spec: Spec, events: EventLog, should_stop: Callable[[], bool]) -> 
 
     Raises JobError, SpecError and Interrupted.
     """
-    floor = spec.min_free_bytes if isinstance(spec, ExtractSpec) else FLOOR_BYTES
+    floor = spec.min_free_bytes if isinstance(spec, (ExtractSpec, CompareSpec)) else FLOOR_BYTES
 
     def there(name: HubName, weights: bool, pinned: str | None) -> Snapshot:
         snapshot = stoppable(lambda: locate(name, weights=weights, pinned=pinned), should_stop, name)
@@ -106,7 +106,7 @@ def wanted_by(spec: Spec) -> tuple[HubName, str | None] | None:
             return None
         name = model_name(f"{header['model_hub']}@{header.get('model_commit')}")
         return None if name is None else (name, name.commit)
-    if not isinstance(spec, (ExtractSpec, PrepareSpec, VerifySpec)) or spec.model is None:
+    if not isinstance(spec, (ExtractSpec, CompareSpec, PrepareSpec, VerifySpec)) or spec.model is None:
         return None
     if isinstance(spec, VerifySpec) and not spec.recompute:
         return None  # then the model is not looked at

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.spec import ExtractSpec, PrepareSpec, Spec, SpecError, VerifySpec
+from backends.spec import CompareSpec, ExtractSpec, PrepareSpec, Spec, SpecError, VerifySpec
 
 SCHEME = "hf://"
 DATASETS = SCHEME + "datasets/"
@@ -80,5 +80,5 @@ def uses_hub(spec: Spec) -> bool:
         return True
     if isinstance(spec, VerifySpec) and (spec.model is None or not spec.recompute):
         return bool(spec.recompute)  # the manifest may name one
-    model = spec.model if isinstance(spec, (ExtractSpec, PrepareSpec, VerifySpec)) else None
+    model = spec.model if isinstance(spec, (ExtractSpec, CompareSpec, PrepareSpec, VerifySpec)) else None
     return model is not None and model_name(model) is not None

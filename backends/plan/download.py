@@ -11,7 +11,7 @@ from backends.disk import existing, free_bytes
 from backends.environment import require_packages
 from backends.errors import JobError
 from backends.hubname import HubName, dataset_name, uses_hub
-from backends.spec import ExtractSpec, PrepareSpec, Spec
+from backends.spec import CompareSpec, ExtractSpec, PrepareSpec, Spec
 
 # What a plan reads of a model: shape and template. A tokenizer itself may be of many megabytes.
 _READ = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -83,7 +83,7 @@ def looked_up(spec: Spec) -> tuple[Spec, tuple[str, ...], Pending]:
     if not uses_hub(spec):
         return spec, inputs, pending
     require_packages()
-    floor = spec.min_free_bytes if isinstance(spec, ExtractSpec) else hub.FLOOR_BYTES
+    floor = spec.min_free_bytes if isinstance(spec, (ExtractSpec, CompareSpec)) else hub.FLOOR_BYTES
     wanted = hub.wanted_by(spec)
     if wanted is not None:
         name, pinned = wanted

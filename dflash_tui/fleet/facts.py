@@ -111,11 +111,37 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """One backend of a comparison, as its runner last told of it.
+
+    state: waiting, starting, running, done or failed. elapsed_s: since its start. startup_s: until its first sample was done.
+    Rates are those since the start-up, not those of a window. gpus: UUIDs.
+    """
+
+    side: str
+    state: str = "waiting"
+    phase: str | None = None
+    done: int = 0
+    total: int | None = None
+    tokens: int = 0
+    bytes: int = 0
+    elapsed_s: float | None = None
+    startup_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    bytes_per_s: float | None = None
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Stray:
+    """A process that outlived its job's supervisor. gpu_bytes: as the driver tells; memory_bytes: resident in the node's memory."""
+
     pid: int
     ticks: int
     command: str = ""
     gpu_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +188,7 @@ class Job:
     supervisor_pid: int | None = None
     runner_pid: int | None = None
     stop_requested: float | None = None
+    sides: Mapping[str, Side] = field(default_factory=dict)  # of a comparison: "hf" and "vllm"
     gpu_memory: tuple[JobGpuMemory, ...] = ()  # only after the end, and as long as the node tells of it
 
 

@@ -19,6 +19,7 @@ from dflash_tui.fleet.facts import (
     JobState,
     Metrics,
     Progress,
+    Side,
     Stray,
 )
 from dflash_tui.link import gpu_facts
@@ -126,6 +127,7 @@ def job(value: object) -> Job | None:
         supervisor_pid=whole(mapping(fields.get("supervisor")).get("pid")),
         runner_pid=whole(mapping(fields.get("runner")).get("pid")),
         stop_requested=number(mapping(fields.get("stop")).get("requested")),
+        sides=_sides(fields.get("sides")),
         gpu_memory=tuple(_gpu_memory(fields.get("gpu_memory"))),
     )
 
@@ -163,12 +165,41 @@ def _gpu_memory(value: object) -> list[JobGpuMemory]:
     return found
 
 
+_SIDE_STATES = ("waiting", "starting", "running", "done", "failed")
+
+
+def _sides(value: object) -> dict[str, Side]:
+    """The sides of a comparison by their names; one in a state that we do not know is passed over."""
+    found = {}
+    for key, fields in ((key, mapping(item)) for key, item in mapping(value).items()):
+        name, state = clean(key), fields.get("state")
+        if not name or state not in _SIDE_STATES:
+            continue
+        found[name] = Side(
+            side=name,
+            state=state,
+            phase=clean(fields.get("phase")),
+            done=whole(fields.get("done")) or 0,
+            total=whole(fields.get("total")),
+            tokens=whole(fields.get("tokens")) or 0,
+            bytes=whole(fields.get("bytes")) or 0,
+            elapsed_s=number(fields.get("elapsed_s")),
+            startup_s=number(fields.get("startup_s")),
+            samples_per_s=number(fields.get("samples_per_s")),
+            tokens_per_s=number(fields.get("tokens_per_s")),
+            bytes_per_s=number(fields.get("bytes_per_s")),
+            gpus=tuple(uuid for item in items(fields.get("gpus")) if (uuid := clean(item))),
+        )
+    return found
+
+
 def _strays(value: object) -> list[Stray]:
     found = []
     for fields in map(mapping, items(value)):
         pid, ticks = whole(fields.get("pid")), whole(fields.get("ticks"))
         if pid is not None and ticks is not None:
-            found.append(Stray(pid, ticks, clean(fields.get("command")) or "", whole(fields.get("gpu_bytes"))))
+            memory = whole(fields.get("gpu_bytes")), whole(fields.get("memory_bytes"))
+            found.append(Stray(pid, ticks, clean(fields.get("command")) or "", *memory))
     return found
 
 

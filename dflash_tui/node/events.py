@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional
 
 _WINDOW = 64 * 1024
 _LARGEST_EVENT = 16 * 1024
+_MOST_SIDES = 8  # a comparison has two; a file that names more and more is none
 
 Event = Dict[str, Any]
 
@@ -18,6 +19,7 @@ class EventCursor:
         self.last: Optional[Event] = None
         self.progress: Optional[Event] = None
         self.finished: Optional[Event] = None
+        self.sides: Dict[str, Event] = {}
         self._inode = -1
         self._offset = 0
 
@@ -62,6 +64,13 @@ class EventCursor:
             self.progress = event
         elif event["event"] == "finished":
             self.finished = event
+        elif event["event"] == "side" and isinstance(event.get("side"), str):
+            self._take_side(event["side"], event)
+
+    def _take_side(self, side: str, event: Event) -> None:
+        if side in self.sides or len(self.sides) < _MOST_SIDES:
+            # A new mapping: records that were told of before keep theirs.
+            self.sides = dict(self.sides, **{side: event})
 
 
 def last_event(path: str) -> Optional[Event]:

@@ -107,6 +107,7 @@ class JobStore:
             last_event=entry.cursor.last,
             progress=entry.cursor.progress,
             result=entry.cursor.finished,
+            sides=entry.cursor.sides,
         )
         record.setdefault("strays", [])
         memory = self._gpu_memory(entry, record)
@@ -175,6 +176,7 @@ class JobStore:
                     "ticks": stray.ticks,
                     "command": processes.command(stray.pid),
                     "gpu_bytes": gpu_memory.get(stray.pid),
+                    "memory_bytes": processes.resident_bytes(stray.pid),
                 }
                 for stray in strays[:_STRAYS_NAMED]
             ]

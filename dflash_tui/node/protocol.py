@@ -18,6 +18,8 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | credit  | `tail` (the id of the tail request), `bytes`                  | no answer: as much more may be sent |
 | untail  | `tail`                                                        | nothing more is sent |
 | read    | `job` and `file`, or `path`; `offset`, `length`               | `dev`, `ino`, `offset`, `size`; the bytes are the payload, up to the next hole; `gap`: a hole of so many bytes before `offset` was skipped |
+| source  | `job` and `file`, or `path` and optional `of_job`, the job that a relative path belongs to; `line` (from 1), `before`: so many bytes before it are wanted, at most 1 MiB | of a text file: `path`, `dev`, `ino`, `size`, `line`, `line_offset`, `first_line`: the line that begins at `offset`, as the payload does; `gap` |
+| command | `job`                                                         | what it was started with: `command`, `servers`, `versions`: see `command.py` |
 | doctor  | `python` (else the default one), `paths`: folders to look at besides the usual ones, `write`: whether disks may be tried by writing, `limit_s` of the slowest check, `host`: what the console calls this node | `checks`: `[{name, status, found, remedy}]`, `status` "ok", "warning", "problem" or "unknown", the others one line each; `gpus`: the cards as `metrics` tells them; `ntp`: whether the clock is kept by NTP, or null |
 | diagnose | `job`, or `path` of a log                                    | why it failed: `failed`, `cause`, `remedy`, `source`, `lines`, `skipped_bytes`: see `diagnose/__init__.py` |
 
@@ -48,6 +50,7 @@ JOB_FILES = {
     "spec": "spec.json",
     "launch": "launch.json",
     "state": "state.json",
+    "command": "command.json",
 }
 
 # Error codes of answers: what scripts and the console tell apart.
@@ -177,7 +180,9 @@ class Launch(NamedTuple):
 #   last_event                    the last line of events.jsonl, or null
 #   progress                      the last event of kind "progress", or null
 #   result                        the last event of kind "finished", or null
-#   strays                        [{"pid", "ticks", "command", "gpu_bytes"}] of an orphaned job
+#   sides                         {side: the last event of kind "side" of it}, of a comparison; else {}
+#   strays                        [{"pid", "ticks", "command", "gpu_bytes", "memory_bytes"}] of an orphaned job; gpu_bytes: null where
+#                                 the driver does not tell; memory_bytes: resident in the node's own memory, by whole MiB
 #   gpu_memory                    of an ended or orphaned job that had GPUs, one entry a GPU:
 #                                 {"uuid", "index", "used_bytes", "baseline_bytes", "freed", "holders", "note"}
 #     freed                       true: no process of the job lives and what is in use is back at the baseline (and

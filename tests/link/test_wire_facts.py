@@ -24,6 +24,7 @@ from dflash_tui.fleet.facts import (
     JobState,
     MigInstance,
     Progress,
+    Side,
     Stray,
 )
 from dflash_tui.link.facts import clean, greeted, job, jobs, metrics
@@ -43,7 +44,7 @@ RECORD = {
     "dir": "/state/jobs/x",
     "log_size": 12,
     "progress": {"done": 3, "total": 8, "tokens": 99, "bytes": 7, "samples_per_s": 1.5, "eta_s": None, "phase": "run"},
-    "strays": [{"pid": 7, "ticks": 8, "command": "vllm", "gpu_bytes": 9}, {"pid": 7}],
+    "strays": [{"pid": 7, "ticks": 8, "command": "vllm", "gpu_bytes": 9, "memory_bytes": 10}, {"pid": 7}],
     "gpu_memory": [
         {
             "uuid": "GPU-1",
@@ -59,6 +60,28 @@ RECORD = {
         "rubbish",
     ],
     "result": {"layer_ids": [1, 2], "output": "/out\x1b[31m"},
+    "sides": {
+        "hf": {
+            "t": 1.5,
+            "event": "side",
+            "side": "hf",
+            "state": "running",
+            "phase": "extract\x1b[2Jing",
+            "done": 3,
+            "total": 8,
+            "tokens": 90,
+            "bytes": 700,
+            "elapsed_s": 2.5,
+            "startup_s": 1,
+            "samples_per_s": 4.5,
+            "tokens_per_s": None,
+            "bytes_per_s": "fast",
+            "gpus": ["GPU-1", 3],
+        },
+        "vllm": {"state": "waiting"},
+        "a side in a state of the future": {"state": "humming"},
+        "none": 3,
+    },
     "a field of the future": {"x": 1},
 }
 
@@ -75,11 +98,15 @@ def test_a_whole_record_becomes_a_job() -> None:
     )
     assert (found.exit_code, found.exit_signal) == (None, 9)
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1"]
-    assert found.strays == (Stray(7, 8, "vllm", 9),)
+    assert found.strays == (Stray(7, 8, "vllm", 9, 10),)
     assert found.gpu_memory == (
         JobGpuMemory(1, "GPU-1", 9, 5, False, (GpuProcess(7, 4, "a[2Jb"),)),
         JobGpuMemory(None, "GPU-2"),
     )
+    assert found.sides == {
+        "hf": Side("hf", "running", "extract[2Jing", 3, 8, 90, 700, 2.5, 1.0, 4.5, gpus=("GPU-1",)),
+        "vllm": Side("vllm"),
+    }
     assert found.progress == Progress(done=3, total=8, tokens=99, bytes=7, samples_per_s=1.5, phase="run")
     assert found.result == {"layer_ids": [1, 2], "output": "/out[31m"}
 

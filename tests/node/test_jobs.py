@@ -15,6 +15,7 @@ import pytest
 from dflash_tui.node import jobs, processes
 from tests.node.client import Client, Refusal, until
 
+Connect = Callable[..., Client]
 DONE = [["print", "hello"], ["event", "progress", {"done": 1, "total": 2}], ["event", "finished", {"done": 2}]]
 
 
@@ -32,6 +33,27 @@ def test_a_job_that_finishes_is_done_and_shows_its_last_events(agent: Client, st
     assert log.read_bytes() == b"hello\n"
     assert record["log_size"] == 6
     assert (record["log"]["dev"], record["log"]["ino"]) == (log.stat().st_dev, log.stat().st_ino)
+
+
+def test_the_sides_of_a_comparison_stand_in_its_record_as_each_was_last_told(agent: Client, connect: Connect) -> None:
+    told = [("hf", "starting", 0), ("vllm", "waiting", 0), ("hf", "running", 5), ("vllm", "starting", 0)]
+    sides = [["event", "side", {"side": side, "state": state, "done": done}] for side, state, done in told]
+    names = [
+        ["event", "side", {"side": name, "state": "running"}]
+        for name in ("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
+    ]
+    agent.launch("j-1", {"do": [*sides, ["event", "side", {"side": 3, "state": "done"}], ["event", "side", {}], *DONE]})
+    agent.launch("j-2", {"do": DONE})
+    agent.launch("j-3", {"do": [*names, *names, *DONE]})
+    agent.wait("j-3", "done")
+    for console in (agent, connect()):
+        found = console.wait("j-1", "done")["sides"]
+        assert {side: (last["state"], last["done"]) for side, last in found.items()} == {
+            "hf": ("running", 5),
+            "vllm": ("starting", 0),
+        }
+        assert console.wait("j-2", "done")["sides"] == {}
+        assert len(console.job("j-3")["sides"]) == 8, "a file cannot make a record grow without end"
 
 
 def test_the_folder_of_a_job_is_for_its_user_alone(agent: Client, state: Path) -> None:

@@ -16,6 +16,7 @@ from dflash_tui.commands.output import clean, clock, complain, console, duration
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
+from dflash_tui.fleet.strays import held
 
 MEMORY_WAIT_S = 5.0
 _ROOM_FOR_REASONS = 160  # columns of a terminal
@@ -104,4 +105,6 @@ def _strays(job: Job) -> str:
     if not job.strays:
         return ""
     pids = ", ".join(str(stray.pid) for stray in job.strays)
-    return f" (still alive: {pids}; `dflash-tui stop {job.id}` ends them)"
+    memory = held(*job.strays)
+    holding = f", holding {memory}" if memory else ""
+    return f" (still alive: {pids}{holding}; `dflash-tui stop {job.id}` ends them)"

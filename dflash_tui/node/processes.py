@@ -177,6 +177,17 @@ def command(pid: int) -> str:
     return "[%s]" % found.name if found else ""
 
 
+def resident_bytes(pid: int) -> Optional[int]:
+    """What the process holds of the machine's memory, by whole MiB; None where it is gone. Shared pages count for each."""
+    try:
+        with open("/proc/%d/statm" % pid) as file:
+            pages = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    # By whole MiB: a record that changed with every page would be told with every page.
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20 << 20
+
+
 def send(identity: Identity, number: int) -> bool:
     """Signals this very process; False where it is gone. Raises PermissionError where it is somebody else's."""
     open_pidfd = getattr(os, "pidfd_open", None)

@@ -47,7 +47,7 @@ ORPHAN = running_job(
     name="orphan",
     state=JobState.ORPHANED,
     reason="the supervisor is gone",
-    strays=(Stray(777, 1, "VLLM::EngineCore", 70 * GIB),),
+    strays=(Stray(777, 1, "VLLM::EngineCore", 70 * GIB, 3 * GIB), Stray(778, 2, "VLLM::Worker", None, GIB)),
 )
 FAILED = running_job(
     "20261130-010200-prepare-cccc",
@@ -193,7 +193,9 @@ async def test_for_an_orphan_the_question_lists_its_strays() -> None:
         await until_shown(pilot, "? orphaned")
         await pilot.press("x")
         await until_shown(
-            pilot, "End the strays of orphan", "process 777", "70.0 GiB of GPU memory", "VLLM::EngineCore"
+            pilot,
+            *("End the strays of orphan", "process 777, 70.0 GiB of GPU memory, 3.0 GiB of memory", "VLLM::EngineCore"),
+            "process 778, 1.0 GiB of memory: VLLM::Worker",
         )
         await pilot.press("y")
         await until(pilot, lambda: link.questions("stop"))

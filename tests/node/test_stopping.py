@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +133,7 @@ def test_strays_of_a_killed_supervisor_are_listed_and_ended_on_request(agent: Cl
     assert set(strays) == {stat.pid for stat in workers(state, "j-1")}
     assert record["runner"]["pid"] in strays
     assert any(stray["command"].startswith("VLLM::") for stray in strays.values())
+    assert strays[record["runner"]["pid"]]["memory_bytes"] >= 1 << 20
     assert "supervisor is gone" in record["reason"]
     number = agent.send("stop", job="j-1")
     agent.push("beat")
@@ -191,6 +194,25 @@ def test_a_pid_that_another_process_got_meanwhile_is_not_signalled() -> None:
     other = processes.Identity(me.pid, me.ticks + 1)
     assert not processes.alive(other)
     assert not processes.send(other, signal.SIGKILL)
+
+
+def test_the_memory_of_a_process_is_what_the_machine_gave_it_and_unknown_once_it_is_gone() -> None:
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; held = bytearray(100 << 20); print(len(held), flush=True); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline().strip() == b"104857600"
+        held = processes.resident_bytes(child.pid)
+        assert held is not None and 100 << 20 <= held < 400 << 20 and held % (1 << 20) == 0
+    finally:
+        child.communicate()
+    assert processes.resident_bytes(child.pid) is None
 
 
 def test_a_zombie_counts_as_dead() -> None:

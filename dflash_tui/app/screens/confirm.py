@@ -12,8 +12,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from dflash_tui.fleet import format as fmt
-from dflash_tui.fleet.facts import Job, JobState
+from dflash_tui.fleet.facts import Job, JobState, Stray
 from dflash_tui.fleet.state import NodeView
+from dflash_tui.fleet.strays import held
 from dflash_tui.node.protocol import Launch
 
 
@@ -56,7 +57,7 @@ def stop_text(node: NodeView, job: Job, launch: Launch | None, *, force: bool) -
     lines: list[str] = []
     if job.state is JobState.ORPHANED:
         lines.append("Its supervisor is gone; these processes of it are still alive and will be ended:")
-        lines += [_stray(stray.pid, stray.command, stray.gpu_bytes) for stray in job.strays]
+        lines += [_stray(stray) for stray in job.strays]
         lines.append("Each gets SIGTERM, and SIGKILL where it does not end.")
     else:
         lines.append(f"Processes: {_processes(node, job)}.")
@@ -97,6 +98,6 @@ def _on_gpus(node: NodeView, job: Job) -> list[tuple[int, int, int | None, str]]
     ]
 
 
-def _stray(pid: int, command: str, gpu_bytes: int | None) -> str:
-    memory = "" if gpu_bytes is None else f", {fmt.size(gpu_bytes)} of GPU memory"
-    return f"  process {pid}{memory}: {command}"
+def _stray(stray: Stray) -> str:
+    memory = held(stray)
+    return f"  process {stray.pid}{', ' if memory else ''}{memory}: {stray.command}"

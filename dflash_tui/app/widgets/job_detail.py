@@ -15,6 +15,7 @@ from dflash_tui.fleet.facts import Diagnosis, Job
 from dflash_tui.fleet.gpumemory import gpu_memory_line
 from dflash_tui.fleet.series import Series, last
 from dflash_tui.fleet.state import NodeView
+from dflash_tui.fleet.strays import held
 from dflash_tui.node.protocol import Launch
 
 LABEL_WIDTH = 10
@@ -68,8 +69,8 @@ def _lines(
     series = node.job_series.get(job.id, ())
     yield from _progress(job, series)
     for stray in job.strays:
-        memory = "" if stray.gpu_bytes is None else f" holding {fmt.size(stray.gpu_bytes)} of GPU memory"
-        yield "stray", f"process {stray.pid}{memory}: {stray.command}"
+        memory = held(stray)
+        yield "stray", f"process {stray.pid}{' holding ' if memory else ''}{memory}: {stray.command}"
     if launch is not None:
         for name in ("output", "model", "dataset", "inputs"):
             if launch.spec.get(name):

@@ -28,15 +28,11 @@ class Readers:
         self._waiting = 0
 
     def read(
-        self, path: str, offset: int, length: int, done: Callable[[Dict[str, Any], bytes], None], fail: Fail
+        self, path: str, find: Callable[[], Any], done: Callable[[Any], None], fail: Fail, limit_s: float = SILENT_S
     ) -> None:
-        """Calls `done` with what `tails.read_at` gives, or `fail`. Raises Refused."""
-        answer = self._answer(path, lambda found: done(*found), fail)
-
-        def run() -> None:
-            answer(lambda: tails.read_at(path, offset, length))
-
-        _start("read " + path, run)
+        """Calls `done` with what `find` gives, which reads the file in the thread, or `fail`. Raises Refused."""
+        answer = self._answer(path, done, fail, limit_s)
+        _start("read " + path, lambda: answer(find))
 
     def follow(
         self, path: str, tail: Callable[[], tails.Tail], done: Callable[[Dict[str, Any]], None], fail: Fail
@@ -62,7 +58,9 @@ class Readers:
         _start("follow " + path, run)
         return following
 
-    def _answer(self, path: str, done: Callable[[Any], None], fail: Fail) -> Callable[..., Any]:
+    def _answer(
+        self, path: str, done: Callable[[Any], None], fail: Fail, limit_s: float = SILENT_S
+    ) -> Callable[..., Any]:
         """Of a thread: calls what it is given and answers with what that returns, once and in time."""
         if self._waiting >= MOST_SILENT:
             raise _silent("%d files of this node do not answer, so %s is not tried" % (self._waiting, path))
@@ -71,9 +69,9 @@ class Readers:
 
         def too_late() -> None:
             late.append(True)
-            fail(_silent("%s does not answer within %g s" % (path, SILENT_S)))
+            fail(_silent("%s does not answer within %g s" % (path, limit_s)))
 
-        timer = self._loop.later(SILENT_S, too_late)
+        timer = self._loop.later(limit_s, too_late)
 
         def back(call: Callable[[], None]) -> None:
             self._waiting -= 1

@@ -5,9 +5,9 @@ import json
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
-from dflash_tui.node import gpus, launching, locks, paths, plans, processes, protocol, readers, secrets, tails, verbs
+from dflash_tui.node import files, gpus, launching, locks, paths, plans, processes, protocol, secrets, verbs
 from dflash_tui.node.children import Ended, Program
 from dflash_tui.node.diagnose import request as diagnose
 from dflash_tui.node.doctor import request as doctor
@@ -18,7 +18,6 @@ from dflash_tui.node.supervisor import FORCE
 _FIRST_READING_S = 20.0
 _STRAYS_POLL_S = 0.2
 _LISTED = 500
-_CREDIT = 1 << 18
 
 Then = Callable[[], None]
 
@@ -29,7 +28,6 @@ class Requests:
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._programs: List[Program] = []
-        self._readers = readers.Readers(agent.loop)
         self._launching: Dict[str, List[Any]] = {}
         self._ops: Dict[str, Callable[[Any, protocol.Header], None]] = {
             "ping": self._ping,
@@ -38,12 +36,9 @@ class Requests:
             "plan": self._plan,
             "launch": self._launch,
             "stop": self._stop,
-            "tail": self._tail,
-            "credit": self._credit,
-            "untail": self._untail,
-            "read": self._read,
             "doctor": self._doctor,
             "diagnose": self._diagnose,
+            **files.Files(agent, self._answer, self._refuse).ops(),
         }
 
     def handle(self, header: protocol.Header) -> None:
@@ -125,7 +120,7 @@ class Requests:
         def done(fields: Callable[[], Dict[str, Any]]) -> None:
             self._guarded(number, lambda: self._answer(number, fields()))
 
-        path, is_file = self._path(header)
+        path, is_file = files.path_of(self._agent.store.root, header)
         record = None if is_file else self._record(header["job"])
         self._keep(diagnose.start(self._agent.loop, path, record, done))
 
@@ -324,70 +319,6 @@ class Requests:
             launching.spawn(self._agent.loop, folder, [fd], check, fail, adopt=True)
         finally:
             os.close(fd)
-
-    # Files
-
-    def _path(self, header: protocol.Header) -> Tuple[str, bool]:
-        """The path that a request names, and whether it must be there already."""
-        if header.get("job") is not None:
-            folder = paths.job_dir(self._agent.store.root, header["job"])
-            name = protocol.JOB_FILES.get(str(header.get("file", "log")))
-            if name is None:
-                known = ", ".join(protocol.JOB_FILES)
-                raise Refused(
-                    protocol.BAD_REQUEST, "a job has no file %r" % (header.get("file"),), "there are " + known
-                )
-            if not os.path.isdir(folder):
-                raise Refused(
-                    protocol.NOT_FOUND, "this node has no job %s" % header["job"], "list them with: dflash-tui jobs"
-                )
-            return os.path.join(folder, name), False
-        path = header.get("path")
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise Refused(protocol.BAD_REQUEST, "a request for a file must name a job or a path, not %r" % (path,))
-        return os.path.abspath(os.path.expanduser(path)), True
-
-    def _tail(self, number: Any, header: protocol.Header) -> None:
-        path, must_exist = self._path(header)
-        belongs_to = None
-        if header.get("ino") is not None:
-            belongs_to = (_whole(header, "dev", 0), _whole(header, "ino", 0))
-        offset, credit = _whole(header, "offset", 0), _whole(header, "credit", _CREDIT)
-        following = self._readers.follow(
-            path,
-            lambda: tails.Tail(number, path, offset, credit, belongs_to, must_exist),
-            lambda position: self._answer(number, position),
-            lambda refused: self._refuse(number, refused),
-        )
-        self._agent.add_tail(number, following)
-
-    def _credit(self, number: Any, header: protocol.Header) -> None:
-        self._agent.give_credit(header.get("tail"), max(_whole(header, "bytes", 0), 0))
-
-    def _untail(self, number: Any, header: protocol.Header) -> None:
-        self._agent.drop_tail(header.get("tail"))
-        if number is not None:
-            self._answer(number, {})
-
-    def _read(self, number: Any, header: protocol.Header) -> None:
-        path, _ = self._path(header)
-        length = _whole(header, "length", protocol.MAX_PAYLOAD)
-        if length < 0:
-            raise Refused(protocol.BAD_REQUEST, "read: length cannot be %d" % length)
-        self._readers.read(
-            path,
-            _whole(header, "offset", 0),
-            length,
-            lambda position, data: self._answer(number, position, data),
-            lambda refused: self._refuse(number, refused),
-        )
-
-
-def _whole(header: protocol.Header, name: str, default: int) -> int:
-    value = header.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(protocol.BAD_REQUEST, "%s must be a whole number, not %r" % (name, value))
-    return value
 
 
 def _list_of(header: protocol.Header, name: str) -> List[Any]:

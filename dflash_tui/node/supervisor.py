@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from dflash_tui.node import events, linux, locks, outcome, paths, processes, secrets, stopping, verbs
+from dflash_tui.node import command, events, linux, locks, outcome, paths, processes, secrets, stopping, verbs
 from dflash_tui.node.joblog import JobLog
 from dflash_tui.node.processes import Identity, Stat
 
@@ -74,6 +74,7 @@ class Supervisor:
         self.launch: Dict[str, Any] = paths.read_json(self._path("launch.json")) or {}
         self.record: Dict[str, Any] = paths.read_json(self._path("state.json")) or {}
         self.log = JobLog(self._path("log"), int(self.launch.get("log_limit_bytes", 1 << 30)))
+        self._cwd: Optional[str] = self.launch.get("cwd") or None
         self._ready = ready
         self._gpu_locks = list(gpu_locks)
         self._adopt = adopt
@@ -140,6 +141,7 @@ class Supervisor:
         pipe = -1
         try:
             environment = worker_environment(self.folder, self.record, self.launch)
+            self._write_command(argv, environment)
             pipe = secrets.pipe_with(self._secrets)
             if pipe >= 0:
                 environment[secrets.VARIABLE] = str(pipe)
@@ -150,7 +152,7 @@ class Supervisor:
                 stdout=self.log.fd,
                 stderr=self.log.fd,
                 env=environment,
-                cwd=self.launch.get("cwd") or None,
+                cwd=self._cwd,
                 start_new_session=True,
                 pass_fds=[pipe] if pipe >= 0 else [],
             )
@@ -167,6 +169,14 @@ class Supervisor:
         self._runner = Identity(self._child.pid, found.ticks if found else 0)
         self.record.update(state="running", started=time.time(), runner=self._runner.to_json())
         return True
+
+    def _write_command(self, argv: List[str], environment: Dict[str, str]) -> None:
+        added = [*(self.launch.get("env") or {}), *job_variables(self.folder, self.record)]
+        try:
+            command.write(self.folder, argv, environment, self._cwd or "/", self._secrets, added)
+        except OSError as error:
+            # It only tells of the job, which may have been started to free the disk that is full.
+            self.log.write("%s is not written: %s\n" % (command.NAME, error.strerror or error))
 
     def _members(self) -> List[Stat]:
         roots = [self._me] if self._runner is None else [self._me, self._runner]
@@ -268,16 +278,21 @@ def worker_environment(folder: str, record: Dict[str, Any], launch: Dict[str, An
     """The environment of a worker: ours, then what the launch adds, then the GPUs by UUID (none: no GPU is visible)."""
     environment = dict(os.environ)
     environment.update(launch.get("env") or {})
-    environment.update(
-        CUDA_DEVICE_ORDER="PCI_BUS_ID",
-        CUDA_VISIBLE_DEVICES=",".join(gpu["uuid"] for gpu in record.get("gpus") or ()),
-        DFLASH_TUI_JOB=str(record.get("job", "")),
-        DFLASH_TUI_JOB_DIR=folder,
-        PYTHONUNBUFFERED="1",
-        TERM="dumb",
-        COLUMNS="4000",
-    )
+    environment.update(job_variables(folder, record))
     return environment
+
+
+def job_variables(folder: str, record: Dict[str, Any]) -> Dict[str, str]:
+    """The variables that every job gets."""
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu["uuid"] for gpu in record.get("gpus") or ()),
+        "DFLASH_TUI_JOB": str(record.get("job", "")),
+        "DFLASH_TUI_JOB_DIR": folder,
+        "PYTHONUNBUFFERED": "1",
+        "TERM": "dumb",
+        "COLUMNS": "4000",
+    }
 
 
 def _drain(fd: int) -> None:

@@ -14,18 +14,37 @@ from dflash_tui.node.protocol import Refused
 Push = Callable[[Dict[str, Any], bytes], None]
 
 
+_KINDS = (
+    (stat.S_ISDIR, "is a folder"),
+    (stat.S_ISFIFO, "is a pipe"),
+    (stat.S_ISSOCK, "is a socket"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+)
+
+
 def open_regular(path: str) -> Optional[int]:
     """A descriptor of the file, or None where there is none. Raises Refused where it is no file or may not be read."""
     try:
+        # Looked at first: opening is enough to start some devices.
+        _check_regular(path, os.stat(path).st_mode)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise Refused(protocol.IO_ERROR, "%s: %s" % (path, error.strerror), "check the path and its rights") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        _check_regular(path, os.fstat(fd).st_mode)
+    except Refused:
         os.close(fd)
-        raise Refused(protocol.IO_ERROR, "%s is not a regular file" % path, "give the path of a file")
+        raise
     return fd
+
+
+def _check_regular(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in _KINDS if test(mode)), "is something else")
+        raise Refused(protocol.IO_ERROR, "%s %s, not a regular file" % (path, kind), "give the path of a file")
 
 
 def resolve_offset(offset: int, size: int) -> int:

@@ -62,7 +62,7 @@ def test_the_folder_of_a_job_is_for_its_user_alone(agent: Client, state: Path) -
     folder = state / "jobs" / "j-1"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.name != "events.jsonl"}
-    assert set(modes) == {"spec.json", "launch.json", "state.json", "log", "lock"}
+    assert set(modes) == {"spec.json", "launch.json", "command.json", "state.json", "log", "lock"}
     assert set(modes.values()) == {0o600}
 
 

@@ -280,8 +280,8 @@ def test_read_gives_the_bytes_and_the_position(agent: Client, state: Path, tmp_p
     ("fields", "code", "words"),
     [
         ({"path": "/nowhere/file"}, "not-found", "/nowhere/file"),
-        ({"path": "/tmp"}, "io-error", "/tmp is not a regular file"),
-        ({"path": "/dev/zero"}, "io-error", "/dev/zero is not a regular file"),
+        ({"path": "/tmp"}, "io-error", "/tmp is a folder, not a regular file"),
+        ({"path": "/dev/zero"}, "io-error", "/dev/zero is a device, not a regular file"),
         ({}, "bad-request", "must name a job or a path"),
         ({"path": "/etc/hostname", "offset": "x"}, "bad-request", "offset must be a whole number, not 'x'"),
     ],

@@ -10,21 +10,15 @@ from typing import Any
 
 from backends.hubname import SCHEME, dataset_name, model_name
 from backends.spec import SPECS, SpecError
+from dflash_tui.app.fields import BESIDE, WITH_GPUS, fields_of
 from dflash_tui.config import LOCAL
 from dflash_tui.node.protocol import Launch
 
-VERBS = ("extract", "prepare", "verify", "parity")
-
-# The fields of each verb, in the order of the form; a field that is left empty takes the spec's default.
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "extract": ("model", "dataset", "output", "layers", "dtype", "file_dtype", "device", "first", "last"),
-    "prepare": ("model", "inputs", "output", "max_tokens", "limit"),
-    "verify": ("output", "recompute", "model", "dataset", "device"),
-    "parity": ("reference", "output", "samples"),
-}
 PATHS = ("dataset", "output", "reference")
-NUMBERS = ("first", "last", "max_tokens", "limit", "recompute", "samples")
-WITH_GPUS = ("extract", "verify")
+NUMBERS = (
+    *("first", "last", "max_tokens", "limit", "recompute", "samples"),
+    *("tensor_parallel", "concurrency"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +41,12 @@ class Order:
 def make_order(
     host: str, verb: str, texts: Mapping[str, str], *, gpus: tuple[str, ...] = (), share: bool = False
 ) -> Order:
-    """The order of what was typed; `texts` by the names of `FIELDS`, and "name" and "python". Raises SpecError."""
+    """The order of what was typed; `texts` by the names of `fields_of`, and "name" and "python". Raises SpecError.
+
+    A field of another verb or backend may be among them: it is passed over.
+    """
     data: dict[str, Any] = {}
-    for name in FIELDS[verb]:
+    for name in fields_of(verb, texts.get("backend", "")):
         text = texts.get(name, "").strip()
         if not text:
             continue
@@ -62,6 +59,13 @@ def make_order(
         elif name == "inputs":
             parts = _parts(verb, name, text)
             data[name] = tuple(part if dataset_name(part) else _path(verb, name, part, host) for part in parts)
+        elif name == "vllm_python":
+            # A bare name is looked for on the node's PATH.
+            data[name] = _path(verb, name, text, host) if "/" in text and host == LOCAL else text
+        elif name == "extra_args":
+            data[name] = tuple(_parts(verb, name, text))
+        elif name == "together":
+            data[name] = text == BESIDE[1]
         elif name == "layers":
             data[name] = _layers(verb, text)
         else:
@@ -98,7 +102,8 @@ def _parts(verb: str, name: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"{verb}: {name} {text!r} cannot be read: {error}; quote names with blanks") from None
+        what = "quote what has blanks in it" if name == "extra_args" else "quote names with blanks"
+        raise SpecError(f"{verb}: {name} {text!r} cannot be read: {error}; {what}") from None
 
 
 def _layers(verb: str, text: str) -> str | tuple[int, ...]:

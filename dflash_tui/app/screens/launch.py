@@ -14,8 +14,9 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Button, Footer, Input, Label, Select, Static
 
-from backends.spec import DEVICES, DTYPES, FILE_DTYPES, SpecError
-from dflash_tui.app.orders import FIELDS, VERBS, WITH_GPUS, Order, make_order
+from backends.spec import SpecError
+from dflash_tui.app.fields import CHOICE_LABELS, CHOICES, ORDER, TEXTS, VERBS, WITH_GPUS, fields_of, hint
+from dflash_tui.app.orders import Order, make_order
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.gpu_choice import GpuChoice
 from dflash_tui.app.widgets.plan_view import plan_content, refusal_content
@@ -25,31 +26,7 @@ from dflash_tui.fleet.state import Fleet
 from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, new_job_id
 
-# Label and hint of every text field, in the order of the form.
-TEXTS: Mapping[str, tuple[str, str]] = {
-    "model": ("model", "folder on the node, or org/name on the hub"),
-    "dataset": ("dataset", "folder written by prepare"),
-    "inputs": ("inputs", "JSONL files of conversations, blanks between them"),
-    "reference": ("reference", "output folder that counts as right, as the one in bf16"),
-    "output": ("output", "folder for what is written"),
-    "layers": ("layers", "dflash, speculators, or ids such as 2,10,18 (default dflash)"),
-    "first": ("first sample", "0"),
-    "last": ("last sample", "all; this one is not taken any more"),
-    "max_tokens": ("max tokens", "8192; a longer row is truncated"),
-    "limit": ("limit", "all conversations"),
-    "recompute": ("recompute", "0; so many samples are computed anew"),
-    "samples": ("samples", "all that both folders hold"),
-    "name": ("name", "of the job; the output folder's name"),
-    "python": ("python", "the node's default worker Python"),
-}
-CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "file_dtype": FILE_DTYPES, "device": DEVICES}
-CHOICE_LABELS = {"file_dtype": "files' dtype"}
-ORDER = (
-    *("model", "dataset", "inputs", "reference", "output", "layers", "dtype", "file_dtype", "device"),
-    *("first", "last", "max_tokens", "limit", "recompute", "samples", "name", "python"),
-)
 SHARE = ("refuse them", "share them with others")
-OPTIONAL = {"verify": ("model", "dataset")}
 
 
 class FormRow(Horizontal):
@@ -106,9 +83,8 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
                     field_label = CHOICE_LABELS.get(name, name)
                     yield FormRow(field_label, _select(name, CHOICES[name], value), id=f"row-{name}")
                 else:
-                    label, hint = TEXTS[name]
-                    field = Input(kept.get(name, ""), placeholder=hint, compact=True, id=name)
-                    yield FormRow(label, field, id=f"row-{name}")
+                    field = Input(kept.get(name, ""), placeholder=TEXTS[name][1], compact=True, id=name)
+                    yield FormRow(TEXTS[name][0], field, id=f"row-{name}")
             yield FormRow("GPUs", GpuChoice(id="gpus"), id="row-gpus")
             yield FormRow("", Static("", id="no-gpus"), id="row-no-gpus")
             yield FormRow("busy GPUs", _select("share", SHARE, kept.get("share", SHARE[0])), id="row-share")
@@ -144,12 +120,11 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
 
     def _show_fields(self) -> None:
         verb = self._value("verb")
+        shown = (*fields_of(verb, self._value("backend")), "name", "python")
         for name in ORDER:
-            if name not in ("name", "python"):
-                self.query_one(f"#row-{name}").display = name in FIELDS[verb]
-        for name in ("model", "dataset"):
-            hint = "the one that the output's manifest names" if name in OPTIONAL.get(verb, ()) else TEXTS[name][1]
-            self.query_one(f"#{name}", Input).placeholder = hint
+            self.query_one(f"#row-{name}").display = name in shown
+            if name in TEXTS and name != "python":
+                self.query_one(f"#{name}", Input).placeholder = hint(verb, name)
         self._show_gpu_rows()
 
     def show_fleet(self, fleet: Fleet) -> None:
@@ -161,8 +136,8 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
             choice.clear()
         choice.show(() if node is None or node.metrics is None else node.metrics.gpus)
         if node is not None and node.agent is not None:
-            hint = f"{node.agent.default_python or 'python3'} (the node's default)"
-            self.query_one("#python", Input).placeholder = hint
+            default = f"{node.agent.default_python or 'python3'} (the node's default)"
+            self.query_one("#python", Input).placeholder = default
         self._show_gpu_rows()
         self._show_state()
 
@@ -184,18 +159,18 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         except SpecError:
             ready = False
         self.query_one("#launch", Button).disabled = not ready or self._busy
-        hint = (
+        said = (
             "planned: it can be launched"
             if ready
             else "plan it first"
             if self._planned is None
             else "changed: plan it again"
         )
-        put(self.query_one("#form-hint", Static), Content("asking the node ..." if self._busy else hint))
+        put(self.query_one("#form-hint", Static), Content("asking the node ..." if self._busy else said))
 
     @on(Select.Changed)
     def _chosen(self, event: Select.Changed) -> None:
-        if event.select.id == "verb":
+        if event.select.id in ("verb", "backend"):
             self._show_fields()
         self.show_fleet(self.console.fleet)
 
@@ -245,7 +220,7 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
             self._answer(refusal_content(error.message, error.remedy))
         else:
             self._planned = order if plan.get("ok") else None
-            self._answer(plan_content(plan))
+            self._answer(plan_content(plan, self.query_one("#form").scrollable_content_region.width))
         finally:
             self._set_busy(False)
 

@@ -8,13 +8,14 @@ from typing import Any
 from textual.content import Content
 
 from dflash_tui.app.widgets.job_detail import plain
+from dflash_tui.app.widgets.vllm_view import vllm_lines
 from dflash_tui.fleet import format as fmt
 
 LABEL_WIDTH = 18
 
 
-def plan_content(plan: Mapping[str, Any]) -> Content:
-    """A plan: its verdict first, then its warnings, then the facts that it has (a refusal may have some too)."""
+def plan_content(plan: Mapping[str, Any], width: int = 80) -> Content:
+    """A plan for `width` columns: its verdict first, then its warnings, then the facts that it has (a refusal may have some too)."""
     lines: list[Content] = []
     if plan.get("ok"):
         lines.append(Content.assemble(("This can run.", "bold $text-success")))
@@ -23,6 +24,7 @@ def plan_content(plan: Mapping[str, Any]) -> Content:
     warnings = plan.get("warnings")
     if isinstance(warnings, list):
         lines += [Content.assemble(("warning: ", "$text-warning"), fmt.one_line(str(line))) for line in warnings]
+    lines += vllm_lines(plan, label_width=LABEL_WIDTH, width=width)
     lines += [
         Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), fmt.one_line(text)) for label, text in plan_facts(plan)
     ]
@@ -46,7 +48,7 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     for label, keys, text in _KNOWN:
         if all(plan.get(key) is not None for key in keys):
             facts.append((label, text(plan)))
-    known = {"ok", "error", "remedy", "warnings"}.union(*(keys for _, keys, _ in _KNOWN), _ALSO)
+    known = {"ok", "error", "remedy", "warnings", "vllm"}.union(*(keys for _, keys, _ in _KNOWN), _ALSO)
     facts += [
         (key.replace("_", " "), fmt.size(value) if key.endswith("bytes") and isinstance(value, int) else plain(value))
         for key, value in plan.items()

@@ -1,0 +1,102 @@
+"""What a plan says of the node's vLLM and the model: can it, why, with which options, and the very command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from textual.content import Content
+
+from dflash_tui.app.widgets.job_detail import plain
+from dflash_tui.fleet import format as fmt
+
+_ANSWERS = {
+    True: ("yes", "$text-success"),
+    False: ("no", "bold $text-error"),
+    None: ("not known", "$text-warning"),
+}
+
+
+def vllm_lines(plan: Mapping[str, Any], *, label_width: int, width: int) -> list[Content]:
+    """The lines of a plan's `vllm`, for `width` columns; none where the plan has nothing to do with it."""
+    vllm = plan.get("vllm")
+    if not isinstance(vllm, Mapping):
+        return []
+    lines = [
+        Content.assemble((f"{label:{label_width}}", "dim"), text if isinstance(text, tuple) else fmt.one_line(text))
+        for label, text in _facts(plan, vllm)
+    ]
+    command = vllm.get("command")
+    if isinstance(command, list) and command:
+        lines.append(Content.assemble(("its command", "dim"), f"  {_port(command)}"))
+        lines += [Content(line) for line in command_lines([str(word) for word in command], width)]
+    return lines
+
+
+def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[str, str | tuple[str, str]]]:
+    beside = [f"{name} {plain(vllm[key])}" for key, name in _BESIDE.items() if vllm.get(key)]
+    where = f" in {vllm['python']}" if vllm.get("python") else ""
+    yield "vLLM", f"{plain(vllm.get('version'))}{where}" + (f" with {', '.join(beside)}" if beside else "")
+    if "ok" in vllm:
+        answer, style = _ANSWERS.get(vllm["ok"], _ANSWERS[None])
+        tried = vllm["ok"] is True and "tried" in vllm
+        how = (", this version was tried" if vllm["tried"] else ", though this version was not tried") if tried else ""
+        yield "vLLM can", (answer + how, style)
+    why = str(vllm.get("why") or "")
+    if why and why != plan.get("error"):
+        yield "for", why
+    if vllm.get("remedy") and vllm["remedy"] != plan.get("remedy"):
+        yield "better", str(vllm["remedy"])
+    if vllm.get("instead"):
+        instead = str(vllm["instead"])
+        yield "what can", instead if instead.startswith("the ") else f"vLLM {instead}"
+    if vllm.get("flags"):
+        yield "it needs", shlex.join(str(flag) for flag in vllm["flags"])
+    for warning in vllm.get("warnings") or ():
+        if warning not in (plan.get("warnings") or ()):
+            yield "known fault", str(warning)
+
+
+_BESIDE = {"torch": "torch", "cuda": "CUDA", "transformers": "transformers"}
+
+
+def _port(command: Sequence[Any]) -> str:
+    """What the command does not say: its port is chosen when it is started."""
+    pairs = pairwise(command)
+    return "(a free port is chosen in place of 0)" if ("--port", "0") in {(str(a), str(b)) for a, b in pairs} else ""
+
+
+def command_lines(command: Sequence[str], width: int) -> list[str]:
+    """A command over as many lines as it needs, which a shell takes as they stand.
+
+    An option and its value stay together where they fit; JSON goes on after a comma, where a line's end means nothing.
+    """
+    groups: list[list[str]] = []
+    for word in command:
+        if groups and not word.startswith("-") and groups[-1][0].startswith("--") and len(groups[-1]) == 1:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    room = max(width - 4, 16)  # two blanks before, and " \\" after
+    lines: list[str] = []
+    for group in groups:
+        text = fmt.one_line(shlex.join(group))
+        if lines and len(lines[-1]) + 1 + len(text) <= room:
+            lines[-1] += f" {text}"
+            continue
+        if lines:
+            lines[-1] += " \\"
+        lines += [text] if len(text) <= room else _after_commas(text, room)
+    return [f"  {line}" for line in lines]
+
+
+def _after_commas(text: str, room: int) -> list[str]:
+    lines = [""]
+    for piece in re.findall(r"[^,]*,|[^,]+$", text):
+        if lines[-1] and len(lines[-1]) + len(piece) > room:
+            lines.append("")
+        lines[-1] += piece
+    return lines

@@ -41,6 +41,7 @@ from backends import credentials  # noqa: E402
 from backends.errors import Interrupted, JobError, one_line  # noqa: E402
 from backends.events import EventLog  # noqa: E402
 from backends.hubname import uses_hub  # noqa: E402
+from backends.questions import QUESTIONS  # noqa: E402
 from backends.spec import SPECS, Spec, SpecError  # noqa: E402
 
 Verb = Callable[[Any, EventLog, Callable[[], bool]], dict[str, Any]]
@@ -77,10 +78,11 @@ def _verb(name: str) -> Verb:
 
 
 def read_spec(verb: str, text: str) -> Spec:
-    """The spec of a verb from JSON text. Raises SpecError."""
-    if verb not in SPECS:
-        raise SpecError(f"no verb is called {verb!r}; the verbs are {', '.join(SPECS)}")
-    return SPECS[verb].loads(text)
+    """The spec of a verb or a question from JSON text. Raises SpecError."""
+    known = {**SPECS, **QUESTIONS}
+    if verb not in known:
+        raise SpecError(f"no verb is called {verb!r}; the verbs are {', '.join(known)}")
+    return known[verb].loads(text)
 
 
 def plan_main(source: str) -> int:
@@ -190,6 +192,10 @@ def main(argv: list[str]) -> int:
         from backends.worker import worker_main
 
         return worker_main()
+    if argv == ["vllm-worker"]:
+        from backends.vllm.serving import vllm_worker_main
+
+        return vllm_worker_main()
     if len(argv) == 2 and argv[0] == "plan":
         return plan_main(argv[1])
     if len(argv) in (2, 4) and argv[0] in VERBS and argv[0] != "plan" and (len(argv) == 2 or argv[2] == "--events"):

@@ -129,9 +129,15 @@ def cuda_of_driver() -> tuple[int, int] | None:
 
 def cuda_cards(uuids: Sequence[str] = ()) -> tuple[tuple[int, int], ...]:
     """Compute capability of each card that the driver shows; of those with these UUIDs where some are given and seen."""
+    found = cards_by_uuid()
+    return tuple(found[one] for one in uuids if one in found) or tuple(found.values())
+
+
+def cards_by_uuid() -> dict[str, tuple[int, int]]:
+    """Compute capability of each card that the driver shows, in its order."""
     shown = cuda_devices()
     if not shown:
-        return ()
+        return {}
     driver = ctypes.CDLL("libcuda.so.1")
     found: dict[str, tuple[int, int]] = {}
     for index in range(shown):
@@ -146,4 +152,4 @@ def cuda_cards(uuids: Sequence[str] = ()) -> tuple[tuple[int, int], ...]:
         ]
         if len(numbers) == 2:
             found[f"GPU-{uuid.UUID(bytes=name.raw)}"] = (numbers[0], numbers[1])
-    return tuple(found[one] for one in uuids if one in found) or tuple(found.values())
+    return found

@@ -11,7 +11,9 @@ from backends.plan.export import plan_export
 from backends.plan.extract import plan_extract
 from backends.plan.parity import plan_parity
 from backends.plan.prepare import plan_prepare
+from backends.plan.questions import capabilities, vllm_options
 from backends.plan.verify import plan_verify
+from backends.questions import CapabilitiesSpec, VllmOptionsSpec
 from backends.spec import ExportSpec, ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
 
 
@@ -34,6 +36,10 @@ def plan(spec: Spec) -> dict[str, Any]:
             facts, warnings = plan_parity(spec)
         elif isinstance(spec, ExportSpec):
             facts, warnings = plan_export(spec)
+        elif isinstance(spec, CapabilitiesSpec):
+            facts, warnings = capabilities(spec)
+        elif isinstance(spec, VllmOptionsSpec):
+            facts, warnings = vllm_options(spec), []
         else:
             require_packages()
             facts, warnings = {"versions": versions()}, torchvision_warnings()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_environments import environment, python_of
 
 from backends.errors import JobError
 from backends.plan import plan
@@ -18,33 +17,6 @@ from backends.spec import ExtractSpec, SpecError
 from backends.vllm.found import environments, find_vllm, look
 
 NO_CACHE = "--no-enable-prefix-caching"
-
-
-def installed(python: Path, name: str, version: str) -> None:
-    """What an installer writes of a package, into that Python."""
-    site = next(python.parent.parent.glob("lib/python*/site-packages"))
-    folder = site / f"{name}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (site / name).mkdir()
-    # Whoever imports it instead of asking for its version is told so.
-    (site / name / "__init__.py").write_text("raise SystemExit('imported')\n")
-
-
-def environment(data: Path, version: str, *, whole: bool = True) -> Path:
-    """An environment laid out as setup lays them out; its Python."""
-    envs = data / "dflash-tui" / "envs"
-    folder = envs / ".built" / f"vllm-{version}-0123456789"
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    installed(python, "vllm", version)
-    installed(python, "torch", "2.11.0")
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "torch" / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")
-    if whole:
-        (folder / "env.json").write_text(json.dumps({"name": f"vllm-{version}"}))
-    (envs / f"vllm-{version}").symlink_to(os.path.relpath(folder, envs))
-    return python
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +33,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(data))
     return data
-
-
-def python_of(data: Path, version: str) -> str:
-    return str((data / "dflash-tui" / "envs" / f"vllm-{version}").resolve() / "bin" / "python")
 
 
 @pytest.fixture

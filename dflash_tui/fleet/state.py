@@ -24,6 +24,7 @@ from dflash_tui.fleet.facts import (
     MetricsArrived,
 )
 from dflash_tui.fleet.series import Series, append
+from dflash_tui.fleet.sides import Points, points_of
 
 # Metrics come once a second: a longer silence is drawn as a gap.
 GAP_S = 3.0
@@ -35,6 +36,7 @@ class NodeView:
 
     last_seen: the console's clock at the last sign of life, None before the first.
     gpu_series: utilisation in percent by `gpu_key`; job_series: samples/s by job id.
+    side_points: of each comparison that was seen running, what its sides had done when, by job id and side.
     """
 
     host: str
@@ -45,6 +47,7 @@ class NodeView:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     gpu_series: Mapping[str, Series] = field(default_factory=dict)
     job_series: Mapping[str, Series] = field(default_factory=dict)
+    side_points: Mapping[str, Mapping[str, Points]] = field(default_factory=dict)
 
     @property
     def live(self) -> bool:
@@ -156,7 +159,10 @@ def _with_jobs(node: NodeView, fact: JobsArrived) -> NodeView:
     jobs = {} if fact.whole else {name: job for name, job in node.jobs.items() if name not in fact.gone}
     jobs.update((job.id, job) for job in fact.jobs)
     series = {name: values for name, values in node.job_series.items() if name in jobs}
+    points = {name: values for name, values in node.side_points.items() if name in jobs}
     for job in fact.jobs:
+        if job.sides and not job.state.ended:
+            points[job.id] = points_of(job, points.get(job.id, {}))
         before = node.jobs.get(job.id)
         if (
             job.state is JobState.RUNNING
@@ -165,5 +171,5 @@ def _with_jobs(node: NodeView, fact: JobsArrived) -> NodeView:
         ):
             series[job.id] = append(series.get(job.id, ()), job.progress.samples_per_s)
     if jobs == node.jobs and series == node.job_series:
-        return node
-    return replace(node, jobs=jobs, job_series=series)
+        return node  # of the same jobs the points are the same
+    return replace(node, jobs=jobs, job_series=series, side_points=points)

@@ -65,7 +65,7 @@ def _lines(
     if job.reason:
         yield "why", job.reason
     if diagnosis is not None:
-        yield from _diagnosed(job, diagnosis)
+        yield from diagnosed(job, diagnosis)
     series = node.job_series.get(job.id, ())
     yield from _progress(job, series)
     for stray in job.strays:
@@ -90,7 +90,8 @@ def _lines(
     yield "python", job.python or fmt.NOT_AVAILABLE
 
 
-def _diagnosed(job: Job, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+def diagnosed(job: Job, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """The cause that a job's log shows, its line, where it was raised, and the remedy."""
     cause = diagnosis.cause
     if cause is None:
         return

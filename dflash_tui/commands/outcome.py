@@ -27,7 +27,7 @@ EXIT_CODES_HELP = """exit codes:
   2    bad usage or bad input, or the node refused it; nothing was started
   3    the job was interrupted (stopped on request); what it had finished counts
   4    a host could not be reached; the others are still shown
-  5    there is no such job
+  5    there is no such job, or no such file on the node
   130  ctrl+C; a job that was being waited for goes on
   141  whoever read the output went away
 """

@@ -10,7 +10,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from dflash_tui.fleet.facts import Checkup, Diagnosis, Job
-from dflash_tui.link import diagnose, doctor, facts
+from dflash_tui.fleet.source import SourceText
+from dflash_tui.fleet.started import StartedWith
+from dflash_tui.link import diagnose, doctor, facts, source
 from dflash_tui.link.follow import what_file
 from dflash_tui.link.requests import NOTHING, FilePosition, Reply, beside, job_of, position_of, then
 from dflash_tui.node import protocol
@@ -102,3 +104,34 @@ class Asking(ABC):
         fields = what_file(job, file, path)
         asked = self.request("read", **fields, offset=offset, length=min(length, protocol.MAX_PAYLOAD))
         return then(asked, lambda reply: (position_of(reply), reply.payload))
+
+    def source(
+        self,
+        *,
+        path: str | None = None,
+        job: str | None = None,
+        file: str = "log",
+        of_job: str | None = None,
+        line: int = 1,
+        before: int = source.AROUND,
+        after: int = source.AROUND,
+    ) -> Future[SourceText]:
+        """A text file around a line of it, whole lines first: up to `before` bytes before the line and `after` from it on.
+
+        of_job: the job whose traceback names a relative path.
+        """
+        return source.ask_source(
+            self.request,
+            self.read,
+            job=job,
+            file=file,
+            path=path,
+            of_job=of_job,
+            line=line,
+            before=before,
+            after=after,
+        )
+
+    def command(self, job: str) -> Future[StartedWith]:
+        """What a job was started with: command line, environment without secrets' values, versions."""
+        return source.ask_command(self.request, job)

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.hubname import uses_hub
+from backends.hubname import model_name, uses_hub
+from backends.questions import QUESTIONS, CapabilitiesSpec
 from backends.spec import SPECS, SpecError, VerifySpec
 from dflash_tui.config import ConfigError, Settings
 from dflash_tui.node.secrets import NAMES, usable
@@ -37,8 +38,9 @@ def secrets_for(verb: str, spec: Mapping[str, Any], settings: Settings) -> dict[
     Raises ConfigError where there is one that cannot be used.
     """
     try:
-        read = SPECS[verb].from_json(spec)
-        if not uses_hub(read):
+        read = {**SPECS, **QUESTIONS}[verb].from_json(spec)
+        of_a_question = isinstance(read, CapabilitiesSpec) and model_name(read.model) is not None
+        if not uses_hub(read) and not of_a_question:
             return {}
     except (KeyError, SpecError):
         return {}  # what is wrong with it the node says

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dflash_tui.commands import questions
 from dflash_tui.commands.nodes import Node, connected, path_on
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import clean, complain, console, note, print_json, table
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that the slowest check may take: importing torch from a network disk (default: %(default)g)",
     )
+    questions.add_arguments(parser)
 
 
 def _seconds(text: str) -> float:
@@ -51,6 +53,8 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> Exit:
+    if questions.wanted(args):
+        return questions.run(args, settings, lambda checkup: show(console(), checkup))
     outcome = Exit.OK
     documents: list[dict[str, Any]] = []
     paths = {host: tuple(path_on(host, path) for path in args.path) for host in settings.hosts}

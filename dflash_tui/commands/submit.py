@@ -41,7 +41,7 @@ class Order:
 
 def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--gpus", type=_gpus, default=(), metavar="LIST", help="GPUs by index or UUID, as 0,1 (default: none, the CPU)"
+        "--gpus", type=gpu_list, default=(), metavar="LIST", help="GPUs by index or UUID, as 0,1 (default: none, the CPU)"
     )
     parser.add_argument("--share", action="store_true", help="take the GPUs even where others use them")
 
@@ -56,7 +56,8 @@ def add_wait_arguments(parser: argparse.ArgumentParser, *, waits: bool) -> None:
         )
 
 
-def _gpus(text: str) -> tuple[str, ...]:
+def gpu_list(text: str) -> tuple[str, ...]:
+    """The names in "0,1"."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of different GPUs, as 0,1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import venv
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_tui.commands.outcome import Exit
+from tests.backends.vllm_environments import environment
 from tests.e2e.harness import Site, Terminal
 from tests.sshd import Sshd, running_sshd
 
@@ -109,3 +111,48 @@ def test_the_exit_code_is_0_exactly_where_there_is_no_problem(site: Site) -> Non
     assert {found[name]["status"] for name in ("worker Python", "torch", "transformers", "datasets")} == {"ok"}
     # A container with 64 MiB of shared memory, say, is a problem that this test cannot mend.
     assert done.code == (Exit.FAILED if document["problems"] else Exit.OK)
+
+
+def model_folder(folder: Path, **fields: Any) -> Path:
+    folder.mkdir()
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"), 64)
+    text = {"model_type": "qwen3", "num_hidden_layers": 8, "num_key_value_heads": 2, **sizes, **fields}
+    (folder / "config.json").write_text(json.dumps(text))
+    return folder
+
+
+def test_a_model_is_judged_for_hf_and_for_every_vllm_of_the_node(site: Site, sshd: Sshd, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    old = environment(tmp_path / "old", "0.16.0")
+    hosts = ["--host", sshd.target, "--ssh-config", sshd.ssh_config, "--python", sys.executable]
+    asked = ["doctor", "--model", model, "--dtype", "float32", "--cpu", "--vllm-python", old, *hosts]
+    (document,) = site.run(*asked, "--json").json
+    assert (document["host"], document["family"], document["dtype"]) == (sshd.target, "qwen3", "float32")
+    assert document["hf"]["ok"] is True and document["hf"]["packing"] == "packs"
+    assert [(one["version"], one["ok"]) for one in document["vllm"]] == [("0.16.0", False)]
+    told = site.run(*asked).out
+    assert f"{model}: qwen3 in float32 on the CPU" in told
+    assert re.search(r"! problem +vLLM 0\.16\.0 .*no extract_hidden_states yet", told)
+    assert re.search(r"\* ok +hf .*Qwen3 is known, 8 blocks", told)
+
+
+def test_a_model_that_nothing_here_can_extract_from_shows_in_the_exit_code(site: Site, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", model_type="mamba9")
+    done = site.run("doctor", "--model", model, "--python", sys.executable, code=Exit.FAILED)
+    assert "the model family 'mamba9'" in done.out and re.search(r"~ warning +vLLM +none is found", done.out)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "/nowhere"], "local: the model /nowhere is not a folder: give the folder"),
+        (["--gpus", "0"], "--gpus without --model means nothing: name the model"),
+        (["--model", "/nowhere", "--vllm-options"], "--model and --vllm-options are two questions"),
+        (["--model", "/nowhere", "--path", "/data"], "--path is of the checkup"),
+        (["--model", "/nowhere", "--tensor-parallel", "0"], "tensor_parallel must be a whole number of at least 1"),
+        (["--vllm-options", "--vllm-python", "/nowhere/python"], "the Python /nowhere/python (vllm_python) is not on"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_one_line(site: Site, words: list[str], told: str) -> None:
+    done = site.run("doctor", *words, "--python", sys.executable, code=Exit.BAD_INPUT)
+    assert told in done.err and len(done.err.splitlines()) == 1 and not done.out

@@ -121,3 +121,10 @@ def test_names_on_the_hub_pass_untouched_and_paths_do_not(own_home: Path, monkey
             model_on("gpu-1", text)
     with pytest.raises(CommandError, match="no whole path"):
         input_on("gpu-1", "org/chats")
+
+
+def test_it_goes_with_a_question_about_a_model_that_is_named_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    assert token({"model": "org/name"}, "capabilities") == "hf_x"
+    assert token({"model": "/m"}, "capabilities") is None
+    assert token({"words": ["x"]}, "vllm-options") is None

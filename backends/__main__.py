@@ -1,9 +1,11 @@
-"""The commands of a worker Python: plan, prepare, extract, verify, parity, export, demo.
+"""The commands of a worker Python: plan, prepare, extract, verify, parity, compare, export, demo.
 
-    python backends/__main__.py VERB SPEC.json [--events EVENTS.jsonl]
+    python backends/__main__.py VERB SPEC.json [--events EVENTS.jsonl [--side-of PID]]
     python backends/__main__.py plan -          the spec on stdin as {"verb": VERB, "spec": {...}}
 
 Exit status: 0 finished; 2 bad input (one line on stderr); 3 stopped by SIGTERM or SIGINT, resumable; 1 anything else.
+`--side-of`: the run is one side of the comparison that PID runs; its events tell when each part was done, and it is asked to
+end when PID is gone.
 `plan` prints one JSON object as its last line and exits 0 also when the answer is no.
 """
 
@@ -46,7 +48,8 @@ from backends.spec import SPECS, Spec, SpecError  # noqa: E402
 
 Verb = Callable[[Any, EventLog, Callable[[], bool]], dict[str, Any]]
 
-VERBS = ("plan", "prepare", "extract", "verify", "parity", "export", "demo")
+VERBS = ("plan", "prepare", "extract", "verify", "parity", "compare", "export", "demo")
+_OPTIONS = ["--events", "--side-of"]
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
 
 
@@ -68,13 +71,19 @@ def _verb(name: str) -> Verb:
         from backends.parity import parity
 
         return parity
+    if name == "compare":
+        from backends.compare.run import compare
+
+        return compare
     if name == "export":
         from backends.export import export
 
         return export
-    from backends.demo.run import demo
+    if name == "demo":
+        from backends.demo.run import demo
 
-    return demo
+        return demo
+    raise SpecError(f"no verb is called {name!r}; the verbs are {', '.join(VERBS)}")
 
 
 def read_spec(verb: str, text: str) -> Spec:
@@ -130,11 +139,15 @@ class StopFlag:
         return self._set
 
 
-def run_main(verb: str, source: str, events_path: str | None) -> int:
-    """Runs one verb to its end and says in the last event how it ended."""
+def run_main(verb: str, source: str, events_path: str | None, side_of: int = 0) -> int:
+    """Runs one verb to its end and says in the last event how it ended. side_of: the process of a comparison, 0 for none."""
     should_stop = StopFlag()
+    if side_of:
+        from backends.compare.processes import end_with
+
+        end_with(side_of)
     try:
-        events = EventLog(Path(events_path) if events_path else None)
+        events = EventLog(Path(events_path) if events_path else None, steps=side_of > 0)
     except OSError as error:
         return _say(f"the events file {events_path} cannot be written: {one_line(error)}", BAD_INPUT)
     try:
@@ -198,8 +211,15 @@ def main(argv: list[str]) -> int:
         return vllm_worker_main()
     if len(argv) == 2 and argv[0] == "plan":
         return plan_main(argv[1])
-    if len(argv) in (2, 4) and argv[0] in VERBS and argv[0] != "plan" and (len(argv) == 2 or argv[2] == "--events"):
-        return run_main(argv[0], argv[1], argv[3] if len(argv) == 4 else None)
+    if (
+        len(argv) in (2, 4, 6)
+        and argv[0] in VERBS
+        and argv[0] != "plan"
+        and argv[2:5:2] == _OPTIONS[: len(argv) // 2 - 1]
+    ):
+        side_of = argv[5] if len(argv) == 6 else "0"
+        if side_of.isdecimal():
+            return run_main(argv[0], argv[1], argv[3] if len(argv) > 2 else None, int(side_of))
     return _say(f"usage: {{{','.join(VERBS)}}} SPEC.json [--events EVENTS.jsonl]; got {argv}", BAD_INPUT)
 
 

@@ -18,6 +18,9 @@ What a person wants to read of it goes to stdout as well, which is the job's log
 
 `done` counts samples whose files are validated and listed, those of earlier runs included; `tokens`, `bytes` and the rates count
 this run only.
+
+Where the runner was started with `--steps`, a `progress` event also has `steps`: what got done since the last one, as
+[[monotonic clock of the machine in seconds, samples, tokens, bytes], ...]; the log does not repeat them.
 """
 
 from __future__ import annotations
@@ -36,9 +39,13 @@ ENDINGS = ("finished", "interrupted", "failed")
 
 
 class EventLog:
-    """Appends events to a file. Half a line, left by a full disk or a killed writer, is ended before the next."""
+    """Appends events to a file. Half a line, left by a full disk or a killed writer, is ended before the next.
 
-    def __init__(self, path: Path | None) -> None:
+    steps: whether `progress` tells when each part of the work was done.
+    """
+
+    def __init__(self, path: Path | None, *, steps: bool = False) -> None:
+        self.steps = steps
         self._path = path
         self._torn = path is not None and _ends_torn(path)
         self._fd = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,6 +94,6 @@ def readable(now: float, event: str, fields: Mapping[str, Any]) -> str:
     shown = (
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in fields.items()
-        if value is not None
+        if value is not None and name != "steps"
     )
     return " ".join([time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), event, *shown])

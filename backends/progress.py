@@ -18,7 +18,7 @@ class Progress:
     done, total: samples, those of earlier runs included. tokens, bytes and the rates: of this run only.
     unit: what `done` and `total` count, "samples" or "bytes"; a download has no rate of samples and of tokens.
     The rates told are those of the last `WINDOW_S` seconds, 0 where nothing got done in them; `rates` are those since
-    `begin()`, so that loading the model spoils neither.
+    `begin()`, so that loading the model spoils neither. Where the events want steps, each `add` is told with its time.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Progress:
         self._clock = clock
         self._began = clock()
         self._told: float | None = None
+        self._steps: list[tuple[float, int, int, int]] = []
         # (time, done, tokens, bytes) at every telling; the first is the last one that is at least a window old.
         self._marks: deque[tuple[float, int, int, int]] = deque([(self._began, already_done, 0, 0)])
 
@@ -57,6 +58,8 @@ class Progress:
         self.done += samples
         self.tokens += tokens
         self.bytes += nbytes
+        if self._events.steps:
+            self._steps.append((round(self._clock(), 6), samples, tokens, nbytes))
 
     @property
     def elapsed_s(self) -> float:
@@ -94,6 +97,7 @@ class Progress:
         if self.unit != "samples":
             rates |= {"samples_per_s": None, "tokens_per_s": None}
         self._marks.append((moment, self.done, self.tokens, self.bytes))
+        steps, self._steps = self._steps, []
         self._events.emit(
             "progress",
             done=self.done,
@@ -106,4 +110,5 @@ class Progress:
             **rates,
             eta_s=eta_s,
             **({} if self.unit == "samples" else {"unit": self.unit}),
+            **({"steps": steps} if self._events.steps else {}),
         )

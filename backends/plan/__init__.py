@@ -6,6 +6,7 @@ from typing import Any
 
 from backends.environment import require_packages, torchvision_warnings, versions
 from backends.errors import JobError
+from backends.plan.compare import plan_compare
 from backends.plan.download import looked_up
 from backends.plan.export import plan_export
 from backends.plan.extract import plan_extract
@@ -14,7 +15,7 @@ from backends.plan.prepare import plan_prepare
 from backends.plan.questions import capabilities, vllm_options
 from backends.plan.verify import plan_verify
 from backends.questions import CapabilitiesSpec, VllmOptionsSpec
-from backends.spec import ExportSpec, ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
+from backends.spec import CompareSpec, ExportSpec, ExtractSpec, ParitySpec, PrepareSpec, Spec, SpecError, VerifySpec
 
 
 def refusal(message: str, remedy: str) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def plan(spec: Spec) -> dict[str, Any]:
         spec, inputs, pending = looked_up(spec)
         if isinstance(spec, ExtractSpec):
             return pending.over(plan_extract(spec, pending).answer())
+        if isinstance(spec, CompareSpec):
+            return pending.over(plan_compare(spec, pending).answer())
         if isinstance(spec, PrepareSpec):
             facts, warnings = plan_prepare(spec, inputs, pending)
         elif isinstance(spec, VerifySpec):

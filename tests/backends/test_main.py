@@ -34,7 +34,7 @@ def last_event(path: Path) -> dict[str, object]:
 def test_wrong_arguments_are_usage_on_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("backends: usage: {plan,prepare,extract,verify,parity,export,demo} SPEC.json")
+    assert done.stderr.startswith("backends: usage: {plan,prepare,extract,verify,parity,compare,export,demo} SPEC.json")
     assert len(done.stderr.splitlines()) == 1
 
 

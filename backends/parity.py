@@ -1,7 +1,8 @@
 """Are two output folders of one model, dataset and layers the same? Layer by layer, file by file. Loads no torch.
 
 For every layer: the relative error |b - a| / |a| over all tokens together and its mean over tokens each by itself, the
-cosine (mean, worst), and the sample that is worst. A layer is good where the larger of the two errors stays within what
+cosine (mean, worst), the largest difference of one value as a share of the largest value (`worst_of_largest`, which is shown and
+not judged: one value of the longest tail), and the sample that is worst. A layer is good where the larger of the two errors stays within what
 the dtypes of both sides explain (`limits.pair_limit`). Only `parity.json` is written, into the folder that is judged.
 """
 
@@ -163,7 +164,7 @@ class Sums:
     """What was seen of some tokens, by slot [L]. nearest: in how many files slot i is nearest to the reference's j, [L, L].
 
     error, size: |b - a|^2 and |a|^2 summed; by_token: |b - a| / |a| summed; cosine: summed; lost: values that only the
-    reference has; worst_cosine: the smallest.
+    reference has; worst_cosine: the smallest; apart, largest: the largest |b - a| and |a| of one value.
     """
 
     tokens: int
@@ -173,12 +174,16 @@ class Sums:
     cosine: Array
     lost: Array
     worst_cosine: Array
+    apart: Array
+    largest: Array
     nearest: Array
 
     @classmethod
     def zero(cls, slots: int) -> Sums:
         nothing = np.zeros(slots)
-        return cls(0, nothing, nothing, nothing, nothing, nothing, np.ones(slots), np.zeros((slots, slots)))
+        return cls(
+            0, nothing, nothing, nothing, nothing, nothing, np.ones(slots), nothing, nothing, np.zeros((slots, slots))
+        )
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
@@ -189,6 +194,8 @@ class Sums:
             self.cosine + other.cosine,
             self.lost + other.lost,
             np.minimum(self.worst_cosine, other.worst_cosine),
+            np.maximum(self.apart, other.apart),
+            np.maximum(self.largest, other.largest),
             self.nearest + other.nearest,
         )
 
@@ -218,6 +225,7 @@ def compare(reference: SampleFile, output: SampleFile) -> Sums:
         lost = np.count_nonzero((a != 0) & (b == 0), axis=(0, 2)).astype(float) if float8 else np.zeros(slots)
         nearest = _nearest(a[:_CROSS_TOKENS], b[:_CROSS_TOKENS]) if begin == 0 else np.zeros((slots, slots))
         dot, size, ours = (_squares(x, y) for x, y in ((a, b), (a, a), (b, b)))
+        largest = _largest(a)
         b -= a
         error = _squares(b, b)
         both = np.sqrt(size * ours)
@@ -230,8 +238,16 @@ def compare(reference: SampleFile, output: SampleFile) -> Sums:
             cosine.sum(0),
             lost,
             cosine.min(0),
+            _largest(b),
+            largest,
             nearest,
         )
+    return found
+
+
+def _largest(x: npt.NDArray[np.float32]) -> Array:
+    """The largest absolute value of each slot, [L]."""
+    found: Array = np.maximum(x.max((0, 2)), -x.min((0, 2))).astype(np.float64)
     return found
 
 
@@ -323,6 +339,7 @@ def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str
             "relative_error_by_token": _round(by_token),
             "cosine": _round(cosine),
             "worst_cosine": _round(sums.worst_cosine[slot]),
+            "worst_of_largest": _round(sums.apart[slot] / max(sums.largest[slot], 1e-60)),
             "worst_row": worst[slot][1],
             "worst_row_error": _round(worst[slot][0]),
             "lost_share": _round(lost),

@@ -23,6 +23,7 @@ _COLUMNS = {
     "limit": "limit",
     "cosine": "cosine",
     "lowest\ncosine": "worst_cosine",
+    "of the\nlargest": "worst_of_largest",
     "lost\nto 0": "lost_share",
     "worst\nrow": "worst_row",
     "its\nerror": "worst_row_error",
@@ -61,9 +62,13 @@ def outcome(job: Job) -> Exit:
 
 def show_result(result: Mapping[str, Any]) -> None:
     """The layers as a table on stdout; the verdict, and why it is bad, on stderr."""
-    shown = table("layer", *_COLUMNS, "", right=("layer", *_COLUMNS))
-    for layer_id, layer in (result.get("layers") or {}).items():
-        cells = [_figure(key, layer.get(key)) for key in _COLUMNS.values()]
+    layers = result.get("layers") or {}
+    # One of the two has its place: only float8 loses values to 0.
+    unseen = "worst_of_largest" if any(layer.get("lost_share") for layer in layers.values()) else "lost_share"
+    columns = {title: key for title, key in _COLUMNS.items() if key != unseen}
+    shown = table("layer", *columns, "", right=("layer", *columns))
+    for layer_id, layer in layers.items():
+        cells = [_figure(key, layer.get(key)) for key in columns.values()]
         shown.add_row(clean(layer_id), *cells, "good" if layer.get("good") else "BAD")
     console().print(shown)
     sides = " with ".join(_format(result.get(side)) for side in ("reference_format", "output_format"))
@@ -80,7 +85,7 @@ def _figure(key: str, value: Any) -> str:
         return "n/a"
     if key == "worst_row":
         return f"{value:,}"
-    if key == "lost_share":
+    if key in ("lost_share", "worst_of_largest"):
         return f"{value:.2%}"
     return f"{value:.5f}" if "cosine" in key else f"{value:.3g}"
 

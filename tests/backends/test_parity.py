@@ -101,6 +101,8 @@ def test_every_figure_is_what_the_plain_formula_gives_over_all_tokens(folders: d
         assert layer["worst_cosine"] == pytest.approx(cosine.min(), abs=1e-5)
         assert layer["worst_row"] == int(np.argmax(each))
         assert layer["worst_row_error"] == pytest.approx(max(each), rel=1e-4)
+        apart = np.abs(b[:, slot] - a[:, slot]).max() / np.abs(a[:, slot]).max()
+        assert layer["worst_of_largest"] == pytest.approx(apart, rel=1e-4) and 0 < apart < 0.07
         assert layer["limit"] == pytest.approx(2**-8 * (LAYERS[slot] + 2) + 2**-4, rel=1e-4)
 
 

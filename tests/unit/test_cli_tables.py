@@ -26,6 +26,7 @@ LAYER = {
     "worst_row": 12345,
     "worst_row_error": 0.0271,
     "lost_share": 0.1234,
+    "worst_of_largest": 0.0123,
     "good": True,
 }
 # What a verification of float8 files told.
@@ -92,6 +93,18 @@ def test_the_layers_of_a_parity_are_a_line_each_in_80_columns(
         "good",
     ]
     assert "parity is good" in capsys.readouterr().err
+
+
+def test_a_parity_without_lost_values_shows_the_largest_difference_as_a_share_of_the_largest_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen, written = terminal(80)
+    monkeypatch.setattr(parity, "console", lambda: screen)
+    parity.show_result({"layers": {"61": {**LAYER, "lost_share": 0.0}}, "verdict": "good"})
+    *titles, line = written.getvalue().splitlines()
+    assert len(titles) == 2 and all(cell_len(text) <= 80 for text in (*titles, line))
+    assert "largest" in titles[1] and "lost" not in "".join(titles)
+    assert line.split()[6] == "1.23%"
 
 
 def test_a_verification_says_what_is_right_how_right_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

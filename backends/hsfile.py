@@ -57,6 +57,18 @@ class StoreError(Exception):
     """A hidden-state file or a manifest that is not what it must be: one line."""
 
 
+class StatesError(StoreError):
+    """A whole file whose values cannot be a model's states."""
+
+
+class ShapeError(StoreError):
+    """A whole file of another shape than it must be. shape: of its `hidden_states`."""
+
+    def __init__(self, message: str, shape: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.shape = shape
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One sample of the manifest. tokens: T. bytes: size of the file."""
@@ -102,7 +114,7 @@ def bytes_per_token(layers: int, hidden_size: int, dtype: str) -> int:
 
 
 def check_states(states: Bits, dtype: str) -> None:
-    """Raises StoreError where a value is not finite, a slot is all zero or two neighbouring slots are identical.
+    """Raises StatesError where a value is not finite, a slot is all zero or two neighbouring slots are identical.
 
     states: raw bits [T, L, H] of `dtype`.
     """
@@ -118,27 +130,27 @@ def check_states(states: Bits, dtype: str) -> None:
         bad = largest >= exponent
         if bad.any():
             token, slot = (int(index) for index in np.argwhere(bad)[0])
-            raise StoreError(f"slot {slot} of token {begin + token} holds a value that is not finite")
+            raise StatesError(f"slot {slot} of token {begin + token} holds a value that is not finite")
         nonzero |= largest.any(axis=0)
         if not differs.all():
             differs |= (block[:, 1:] != block[:, :-1]).any(axis=(0, 2))
     if not nonzero.all():
         why = " in float8: another slot's values are too large beside its own" if dtype == FLOAT8 else ""
-        raise StoreError(f"slot {int(np.argmin(nonzero))} is all zero{why}")
+        raise StatesError(f"slot {int(np.argmin(nonzero))} is all zero{why}")
     if not differs.all():
         slot = int(np.argmin(differs))
-        raise StoreError(f"slots {slot} and {slot + 1} are identical")
+        raise StatesError(f"slots {slot} and {slot + 1} are identical")
 
 
 def check_scales(scales: Scales | None, tokens: int) -> None:
-    """Raises StoreError where there is not one finite scale above 0 a token."""
+    """Raises StatesError where there is not one finite scale above 0 a token."""
     if scales is None or scales.shape != (tokens, 1, 1):
         shape = None if scales is None else list(scales.shape)
-        raise StoreError(f"{SCALES} has the shape {shape} instead of {[tokens, 1, 1]}")
+        raise StatesError(f"{SCALES} has the shape {shape} instead of {[tokens, 1, 1]}")
     bad = ~(np.isfinite(scales) & (scales > 0))
     if bad.any():
         token = int(np.argmax(bad))
-        raise StoreError(f"the scale of token {token} is {float(scales[token, 0, 0])}, not a finite number above 0")
+        raise StatesError(f"the scale of token {token} is {float(scales[token, 0, 0])}, not a finite number above 0")
 
 
 def write_sample(
@@ -264,8 +276,9 @@ def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size
     if sample.dtype != dtype:
         raise StoreError(f"{path.name} holds {sample.dtype}, not {dtype}")
     if sample.states.shape != (len(token_ids), layers, hidden_size):
-        raise StoreError(
-            f"{path.name}: shape {list(sample.states.shape)} instead of {[len(token_ids), layers, hidden_size]}"
+        raise ShapeError(
+            f"{path.name}: shape {list(sample.states.shape)} instead of {[len(token_ids), layers, hidden_size]}",
+            sample.states.shape,
         )
     if not np.array_equal(sample.token_ids, np.asarray(token_ids, dtype=np.int64)):
         raise StoreError(f"{path.name}: token_ids differ from the dataset's")
@@ -273,5 +286,5 @@ def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size
         if dtype == FLOAT8:
             check_scales(sample.scales, len(token_ids))
         check_states(sample.states, dtype)
-    except StoreError as error:
-        raise StoreError(f"{path.name}: {error}") from None
+    except StatesError as error:
+        raise StatesError(f"{path.name}: {error}") from None

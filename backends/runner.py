@@ -20,7 +20,8 @@ from backends.plan.extract import ExtractPlan, plan_extract
 from backends.progress import Progress
 from backends.spec import ExtractSpec
 from backends.store import MANIFEST, Entry, Store, StoreError, check_sample, unwritable
-from backends.workers import LocalWorkers, Message, Work, Workers
+from backends.vllm.planning import ANSWER_TOKENS
+from backends.workers import IN_FLIGHT, LocalWorkers, Message, Work, Workers
 
 _POLL_S = 0.1
 # Of so many samples at most, the states may fail their checks before the job is given up: more is not an accident.
@@ -36,9 +37,14 @@ MakeWorkers = Callable[[ExtractPlan, Store], Workers]
 
 
 def local_workers(plan: ExtractPlan, store: Store) -> Workers:
-    """One process a GPU, or one on the CPU."""
+    """One process a GPU, or one on the CPU; of the backend vllm one a server."""
+    if plan.spec.backend == "vllm":
+        from backends.vllm.workers import ServerWorkers
+
+        return ServerWorkers(plan, store)
     order = {"spec": plan.spec.to_json(), "layer_ids": list(plan.layer_ids), "device": plan.device}
-    return LocalWorkers(order, plan.spec.gpus, keep_open=[store.lock_fd])
+    groups = [[gpu] for gpu in plan.spec.gpus]
+    return LocalWorkers(order, groups, most=IN_FLIGHT[plan.device], keep_open=[store.lock_fd])
 
 
 def extract(
@@ -85,7 +91,7 @@ class _Run:
         self.flying: dict[int, tuple[int, ...]] = {}
         self.waiting: deque[tuple[int, ...]] = deque()
         self.skipped: dict[int, str] = {}
-        self.packing = "packs"
+        self.packing = "packs" if plan.spec.backend == "hf" else plan.packing
         self.fell_back = False
         float8 = plan.spec.stored_dtype == FLOAT8
         self.float8 = Watch(store.output, store.header, events) if float8 else None
@@ -242,14 +248,29 @@ class _Run:
         fields = message.fields
         if self.next_id == 0:
             self.progress.begin()
+        self._within(fields.get("most_tokens"), fields.get("limited_by", ""))
         self._phase("extracting")
-        self.events.emit("worker", worker=message.worker, state="ready", device=fields["device"])
+        self.events.emit(
+            "worker", worker=message.worker, state="ready", device=fields["device"], pid=fields.get("pid") or None
+        )
         if fields["packing"] != self.packing:
             self.packing = fields["packing"]
             self.events.emit("warning", message=f"{fields['packing']}: {fields['why_not']}")
         if fields["fallback"] and not self.fell_back:
             self.fell_back = True
             self.events.emit("warning", message=f"gated delta nets by PyTorch, which is slower: {fields['fallback']}")
+
+    def _within(self, most: int | None, why: str) -> None:
+        """Raises JobError where a sample that is to be made is longer than what a server takes: it would wait for ever."""
+        rows = [row for rows in self.waiting for row in rows]
+        row = max(rows, key=self.plan.lengths.__getitem__, default=None)
+        if most is None or row is None or self.plan.lengths[row] + ANSWER_TOKENS <= most:
+            return
+        raise JobError(
+            f"row {row} has {self.plan.lengths[row]} tokens, and with the one of its answer the vLLM server does not take it:"
+            f" {why}",
+            "prepare the dataset with smaller max_tokens, or give the server more memory",
+        )
 
     # --- what became of packs ---------------------------------------------------------------------------------------
 
@@ -332,6 +353,8 @@ class _Run:
     def _pack(self, rows: list[int]) -> list[Pack]:
         """Packs of at most `pack_tokens`; smaller ones where that keeps all workers busy, or costs nothing (a CPU)."""
         lengths, spec = self.plan.lengths, self.plan.spec
+        if spec.backend == "vllm":
+            return [Pack((row,), (lengths[row],)) for row in rows]
         share = sum(lengths[row] for row in rows) // (self.plan.workers * _PACKS_EACH)
         most = _CPU_PACK_TOKENS if self.plan.device == "cpu" else spec.pack_tokens
         limit = min(spec.pack_tokens, most, max(share, _SMALL_PACK_TOKENS))

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
 ORPHANED, CRASHED = 4, 5
 
 
-class Answers:
-    """Writes JSON lines to the runner; from any thread."""
+def _orphaned() -> None:
+    os._exit(ORPHANED)
 
-    def __init__(self, fd: int) -> None:
+
+class Answers:
+    """Writes JSON lines to the runner; from any thread. orphaned: called where the runner is gone."""
+
+    def __init__(self, fd: int, orphaned: Callable[[], None] = _orphaned) -> None:
         self._file = os.fdopen(fd, "wb", buffering=0)
         self._lock = threading.Lock()
+        self._orphaned = orphaned
 
     def send(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"
@@ -47,7 +53,7 @@ class Answers:
                 while view:
                     view = view[self._file.write(view) :]
         except BrokenPipeError:
-            os._exit(ORPHANED)
+            self._orphaned()
 
 
 def worker_main() -> int:

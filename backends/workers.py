@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 # One pack computed, one waiting behind it; on a GPU one more is being copied and written.
 IN_FLIGHT = {"cpu": 2, "cuda": 3}
@@ -93,42 +93,53 @@ class _Process:
 
 
 class LocalWorkers:
-    """Workers as processes of this machine, one a GPU, or one on the CPU.
+    """Workers as processes of this machine, one a group of GPUs, or one on the CPU.
 
-    order: the worker's first message but for `gpu`. gpus: UUIDs or empty. keep_open: file descriptors that workers inherit,
-    so that the lock on the output folder lasts until the last of them is gone.
+    order: the worker's first message but for what is its own. groups: UUIDs of each, or none. most: works in flight for each.
+    keep_open: file descriptors that workers inherit, so that the lock on the output folder lasts until the last of them is gone.
     """
 
-    def __init__(self, order: Mapping[str, Any], gpus: Sequence[str], *, keep_open: Sequence[int] = ()) -> None:
+    # What the worker's process is asked to be (`backends.__main__`).
+    verb: ClassVar[str] = "worker"
+
+    def __init__(
+        self, order: Mapping[str, Any], groups: Sequence[Sequence[str]], *, most: int, keep_open: Sequence[int] = ()
+    ) -> None:
         self._order = dict(order)
-        self._gpus: list[str | None] = [*gpus] or [None]
+        self._groups: list[list[str]] = [list(group) for group in groups] or [[]]
         self._keep_open = tuple(keep_open)
-        self._most = IN_FLIGHT[order["device"]]
+        self._most = most
         self._said: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._processes: dict[int, _Process] = {}
 
     @property
     def count(self) -> int:
-        return len(self._gpus)
+        return len(self._groups)
+
+    def _environment(self, gpus: list[str]) -> dict[str, str]:
+        """What a worker's environment has beside ours."""
+        # torch's threads: each worker gets its share of the cores.
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // self.count))
+        visible = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        return {"OMP_NUM_THREADS": threads, **visible}
+
+    def _first_order(self, worker: int) -> dict[str, Any]:
+        """What a worker's first message has of its own."""
+        return {"gpu": next(iter(self._groups[worker]), None)}
 
     def start(self, worker: int) -> int:
-        gpu = self._gpus[worker]
-        # torch's threads: each worker gets its share of the cores.
-        environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // self.count)), **os.environ}
-        if gpu is not None:
-            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
         process = subprocess.Popen(
-            [sys.executable, "-u", str(Path(__file__).with_name("__main__.py")), "worker"],
+            [sys.executable, "-u", str(Path(__file__).with_name("__main__.py")), self.verb],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env={**os.environ, **self._environment(self._groups[worker])},
             pass_fds=self._keep_open,
         )
         started = _Process(worker, process)
         self._processes[worker] = started
         started.reader = threading.Thread(target=self._listen, args=(started,), daemon=True, name=f"worker-{worker}")
         started.reader.start()
-        started.send({"op": "start", **self._order, "gpu": gpu})
+        started.send({"op": "start", **self._order, **self._first_order(worker)})
         return process.pid
 
     def _listen(self, worker: _Process) -> None:
@@ -207,10 +218,13 @@ class LocalWorkers:
                 except BrokenPipeError:
                     pass  # what it did not read any more
 
+    def _end_at_once(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+
     def close(self, *, at_once: bool = False) -> None:
         for worker in self._processes.values():
             if at_once or not worker.ready:
-                worker.process.kill()
+                self._end_at_once(worker.process)
             else:
                 worker.send({"op": "end"})
         for worker in self._processes.values():

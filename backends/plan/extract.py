@@ -54,7 +54,13 @@ class ExtractPlan:
 
     @property
     def workers(self) -> int:
-        return max(len(self.spec.gpus), 1)
+        """Processes that compute: one a GPU, or of vLLM one a server."""
+        return max(len(self.spec.gpus) // self.spec.tensor_parallel, 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max((self.lengths[row] for row in self.rows), default=0)
 
     @property
     def tokens(self) -> int:
@@ -93,7 +99,7 @@ class ExtractPlan:
             "disk_free_bytes": self.disk_free_bytes,
             "samples_that_fit": self.samples_that_fit,
             "memory_bytes_per_worker": None if self.vllm else self.memory_bytes_per_worker,
-            "workers": self.workers // self.spec.tensor_parallel or 1,
+            "workers": self.workers,
             "device": self.device,
             "packing": self.packing,
             **({"vllm": self.vllm} if self.vllm else {}),
@@ -114,7 +120,7 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         shape = model_shape(config, model)
     except JobError as error:
         # What this vLLM cannot extract from is that backend's to refuse.
-        raise (server.problem() if server is not None and server.verdict.ok is False else error) from None
+        raise ((server.problem() if server is not None else None) or error) from None
     ids = layer_ids(spec.layers, shape.num_layers)
     require_packages()
     device = device_of(spec) if server is None else ("cuda" if spec.gpus or spec.device == "cuda" else "cpu")
@@ -172,14 +178,14 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         disk_free_bytes=free,
         warnings=torchvision_warnings(),
     )
-    longest = max((lengths[row] for row in rows), default=0)
+    longest = result.longest
     if server is None:
         result.packing, slow = expected_packing(shape, device, spec.dtype)
         result.warnings += slow
     else:
         result.packing = "the server's own batches"
         result.vllm = server.facts(spec, ids, longest)
-        result.warnings += server.verdict.warnings
+        result.warnings += server.warnings()
     if ids[-1] != shape.num_layers:
         result.warnings.append(
             f"the trainer takes its targets from layer id {shape.num_layers}, the last one, which is not among the layers"
@@ -208,7 +214,7 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
             " (max_position_embeddings)"
         )
     if server is not None:
-        result.problem = server.problem()
+        result.problem = server.problem() or result.problem
     return result
 
 

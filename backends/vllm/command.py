@@ -82,6 +82,11 @@ class ServeSpec:
     custom_save_path: bool = False
 
 
+def takes_paths(version: str) -> bool:
+    """Whether requests may name the file that a server of this version writes."""
+    return (version_of(version) or (0,)) >= _SAVE_PATH_FROM
+
+
 def serve_command(spec: ServeSpec) -> list[str]:
     """The arguments of the server's process, the first its program. Raises JobError for what the version or the backend refuses.
 

@@ -18,7 +18,7 @@ from backends.vllm.found import Found, find_vllm
 # The server writes there, on the disk of the output; what is finished is moved out.
 STAGING = ".vllm"
 # Beside a sample: the token that is asked for.
-_ANSWER_TOKENS = 1
+ANSWER_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ServerPlan:
                     storage=str(Path(spec.output).absolute() / STAGING),
                     layer_ids=tuple(layer_ids),
                     port=0,
-                    max_model_len=longest + _ANSWER_TOKENS,
+                    max_model_len=longest + ANSWER_TOKENS,
                     dtype=spec.dtype,
                     file_dtype=spec.file_dtype,
                     tensor_parallel=spec.tensor_parallel,
@@ -56,11 +56,15 @@ class ServerPlan:
         beside = {"torch": found.torch, "cuda": found.cuda, "transformers": found.transformers}
         return {"python": found.python, "version": found.version, **beside, **verdict.to_json(), "command": command}
 
-    def problem(self) -> JobError:
-        """Why the job cannot run: this vLLM cannot, or no job of this backend can as yet."""
-        if self.verdict.ok is False:
-            return JobError(self.verdict.why, self.verdict.remedy)
-        return JobError("the vllm backend cannot run jobs yet: it plans them", "use the backend hf")
+    def problem(self) -> JobError | None:
+        """Why the job cannot run: this vLLM is known to be unable."""
+        return JobError(self.verdict.why, self.verdict.remedy) if self.verdict.ok is False else None
+
+    def warnings(self) -> list[str]:
+        """What is not known of this vLLM and the model, and its known faults, a line each."""
+        verdict = self.verdict
+        unknown = [f"{verdict.why}: {verdict.remedy}" if verdict.remedy else verdict.why] if verdict.ok is None else []
+        return [*unknown, *verdict.warnings]
 
 
 def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan:

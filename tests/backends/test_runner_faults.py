@@ -248,7 +248,7 @@ def test_two_workers_share_one_queue_and_one_of_them_may_die(
 
     def make(plan: ExtractPlan, store: Store) -> LocalWorkers:
         order = {"spec": plan.spec.to_json(), "layer_ids": list(plan.layer_ids), "device": "cpu"}
-        return LocalWorkers(order, ["", ""], keep_open=[store.lock_fd])
+        return LocalWorkers(order, [[""], [""]], most=2, keep_open=[store.lock_fd])
 
     def kill_one() -> bool:
         ready = [event["worker"] for event in events.of("worker") if event["state"] == "ready"]

@@ -1,0 +1,243 @@
+"""Feeds one healthy server: so many requests at a time, each file checked and named, what fails done again. Loads no torch.
+
+Requests and files have threads of their own, so that a server is never idle for a file that is checked or on its way to the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.disk import free_bytes
+from backends.errors import JobError, WorkerError, one_line
+from backends.hsfile import Entry, ShapeError, StatesError, StoreError
+from backends.vllm.client import NoAnswer, Refused, ServerClient
+from backends.vllm.filing import Filer, NotThere
+
+# Threads that check and name files: they wait for the disk most of the time.
+FILERS = 8
+# Works beyond those that the server has: some that are filed, and one each for the next ones.
+AHEAD = 2 * FILERS
+_TRIES = 5
+_FILE_TRIES = 3
+_BACK_OFF_S = 0.25
+_LONGEST_BACK_OFF_S = 8.0
+# A server that dies closes its connections a little before its process ends.
+_NOTICE_S = 5.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """A sample on its way. id: the runner's number of the work."""
+
+    id: int
+    row: int
+    token_ids: list[int]
+    tries: int = 0
+    why: str = ""
+    path: Path | None = None
+    not_before: float = 0.0
+
+
+class Lost(Exception):
+    """The server is not to be relied on any more; what is in flight is to be done again."""
+
+
+class Feeder:
+    """The threads of one server. Everything that they find is told through `tell`, or raised by `check`.
+
+    model: its name in requests. shape: (layers, width) of a file. direct: a folder for files that we name, where the server takes
+    that, else None. tell: called from many threads with an event and its fields. own: the server is ours and can be started anew.
+    explain: what the server said of states that it could not write, and whether of a full disk.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        filer: Filer,
+        *,
+        model: str,
+        shape: tuple[int, int],
+        bytes_per_token: int,
+        output: Path,
+        direct: Path | None,
+        concurrency: int,
+        own: bool,
+        tell: Callable[..., None],
+        explain: Callable[[], tuple[str, bool]],
+    ) -> None:
+        self._client = client
+        self._filer = filer
+        self._model = model
+        self._shape = shape
+        self._bytes_per_token = bytes_per_token
+        self._output = output
+        self._direct = direct
+        self._own = own
+        self._tell = tell
+        self._explain = explain
+        self._asked: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._answered: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self.delivered = 0
+        self.last_good = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._run, args=(inbox, work), daemon=True, name=f"{name}-{number}")
+            for name, inbox, work, count in (
+                ("ask", self._asked, self._ask, concurrency),
+                ("file", self._answered, self._file, FILERS),
+            )
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, sample: Sample) -> None:
+        with self._lock:
+            if not self._busy:
+                self.last_good = time.monotonic()
+            self._busy += 1
+        self._asked.put(sample)
+
+    @property
+    def busy(self) -> int:
+        """Samples that are neither done nor given up."""
+        return self._busy
+
+    def silent_s(self) -> float:
+        """Seconds since a sample was finished while some are in flight; 0 where none are."""
+        return time.monotonic() - self.last_good if self._busy else 0.0
+
+    def check(self) -> None:
+        """Raises what the threads found: Lost, JobError."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """No more requests; those that wait for an answer are left alone."""
+        self._stop.set()
+        for thread in self._threads:
+            (self._asked if thread.name.startswith("ask") else self._answered).put(None)
+
+    def _run(self, inbox: queue.SimpleQueue[Sample | None], work: Callable[[Sample], None]) -> None:
+        while (sample := inbox.get()) is not None and not self._stop.is_set():
+            try:
+                work(sample)
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+
+    # --- a request --------------------------------------------------------------------------------------------------
+
+    def _ask(self, sample: Sample) -> None:
+        if self._stop.wait(max(sample.not_before - time.monotonic(), 0.0)):
+            return None
+        sample.tries += 1
+        wanted = None
+        if self._direct is not None:
+            wanted = self._direct / f"hs_{sample.row}-{sample.tries}.safetensors"
+        try:
+            path = self._client.extract(self._model, sample.token_ids, str(wanted) if wanted else None)
+        except NoAnswer as error:
+            return self._again(sample, one_line(error), _TRIES)
+        except Refused as error:
+            tokens = len(sample.token_ids)
+            raise JobError(
+                f"the vLLM server refuses row {sample.row} ({tokens} tokens): {one_line(error)}",
+                "leave that row out, or see its log",
+            ) from None
+        if not self._filer.is_ours(path):
+            raise JobError(
+                f"the vLLM server says that row {sample.row} is in {path}, which is not where it was told to write",
+                "see its log: something else answers, or the connector is another",
+            )
+        sample.path = Path(path)
+        return self._answered.put(sample)
+
+    def _again(self, sample: Sample, why: str, tries: int) -> None:
+        """Once more after a while, or a failure where it was tried often enough."""
+        sample.why = why
+        if sample.tries < tries:
+            sample.not_before = time.monotonic() + min(_BACK_OFF_S * 2**sample.tries, _LONGEST_BACK_OFF_S)
+            self._asked.put(sample)
+            return
+        # A server that dies is noticed by its end, which tells more.
+        if self._stop.wait(_NOTICE_S):
+            return
+        line = f"row {sample.row}: {why} ({sample.tries} times)"
+        if self.delivered == 0:
+            raise WorkerError(f"the vLLM server does not deliver: {line}", "see the log")
+        raise Lost(line)
+
+    # --- a file -----------------------------------------------------------------------------------------------------
+
+    def _file(self, sample: Sample) -> None:
+        path = sample.path
+        assert path is not None
+        try:
+            entry = self._filer.take(sample.row, sample.token_ids, path, self._stop.is_set)
+        except ShapeError as error:
+            self._misfit(error.shape)
+            return self._no_file(sample, f"its file is no good: {error}")
+        except StatesError as error:
+            why = str(error).removeprefix(f"{path.name}: ")
+            if sample.tries < 2:
+                return self._again(sample, why, _FILE_TRIES)
+            return self._done(sample, None, why)
+        except StoreError as error:
+            return self._no_file(sample, f"its file is no good: {error}")
+        except NotThere as error:
+            if self._stop.is_set():
+                return None
+            return self._no_file(sample, f"it answered, and wrote no file: {error}")
+        except OSError as error:
+            self._tell("disk", id=sample.id, entries=[], message=one_line(error))
+            return self._one_less()
+        return self._done(sample, entry, "")
+
+    def _no_file(self, sample: Sample, why: str) -> None:
+        said, full = self._explain()
+        needed = len(sample.token_ids) * self._bytes_per_token
+        if full or free_bytes(self._output) < needed:
+            message = f"{OSError(errno.ENOSPC, 'No space left on device')}: vLLM could not write row {sample.row}"
+            self._tell("disk", id=sample.id, entries=[], message=message)
+            return self._one_less()
+        return self._again(sample, f"{why}; it says: {said}" if said else why, _FILE_TRIES)
+
+    def _misfit(self, found: tuple[int, ...]) -> None:
+        """Raises JobError where a file [T, L, H] is of other layers or another width than the job's."""
+        if len(found) != 3 or found[1:] == self._shape:
+            return
+        layers, width = self._shape
+        raise JobError(
+            f"the vLLM server writes {found[1]} layers of width {found[2]}, and this job wants {layers} of width {width}",
+            "give the server the job's layer ids (eagle_aux_hidden_state_layer_ids) and model",
+        )
+
+    def _done(self, sample: Sample, entry: Entry | None, why: str) -> None:
+        entries: list[list[Any]] = []
+        bad: list[list[Any]] = []
+        if entry is None:
+            bad.append([sample.row, why])
+        else:
+            entries.append([entry.row, entry.file, entry.tokens, entry.bytes])
+        self._tell("done", id=sample.id, entries=entries, bad=bad, float8=None)
+        self._one_less()
+
+    def _one_less(self) -> None:
+        with self._lock:
+            self._busy -= 1
+            self.delivered += 1
+            self.last_good = time.monotonic()

@@ -1,0 +1,144 @@
+"""A file that a vLLM server wrote, checked and given its final name. Loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.hsfile import TMP_PREFIX, Entry, StoreError, file_name, read_file
+from backends.store import check_sample
+
+_POLL_S = 0.01
+# Renaming is not possible, but copying may be.
+_ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class NotThere(Exception):
+    """The server answered, and there is no file."""
+
+
+class Filer:
+    """Takes the files of one server into an output folder.
+
+    header: of the manifest, which says what a file must hold. storage: the folder that the files must lie in, None for any (a
+    server that is not ours). appear_s: how long a file may take to show after the answer. lock_s: how long one may be locked.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        header: Mapping[str, Any],
+        *,
+        storage: Path | None,
+        appear_s: float,
+        lock_s: float,
+    ) -> None:
+        self._output = output
+        self._header = dict(header)
+        self._storage = storage
+        self._appear_s = appear_s
+        self._lock_s = lock_s
+        self.left_behind = 0
+
+    def is_ours(self, path: str) -> bool:
+        """Whether the file that a server names lies where it was told to write."""
+        if self._storage is None:
+            return True
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._storage))
+
+    def take(self, row: int, token_ids: Sequence[int], path: Path, given_up: Callable[[], bool]) -> Entry:
+        """Waits until the file is written, checks it, and names it. Raises NotThere, StoreError, OSError (a full disk)."""
+        lock = path.with_name(path.name + ".lock")
+        self._wait(path, lock, given_up)
+        try:
+            if path.is_symlink() or not path.is_file():
+                raise NotThere(f"{path} is not there")
+            check_sample(self._header, path, token_ids)
+            size = path.stat().st_size
+            self._name(path, self._output / file_name(row))
+        except (StoreError, NotThere):
+            self.drop(path)
+            raise
+        self._remove(lock)
+        return Entry(row, file_name(row), len(token_ids), size)
+
+    def drop(self, path: Path) -> None:
+        """Removes a file that is no good, and its lock."""
+        self._remove(path)
+        self._remove(path.with_name(path.name + ".lock"))
+
+    def shape(self, path: Path) -> tuple[int, ...] | None:
+        """[T, L, H] of a file, None where it cannot be read."""
+        try:
+            return tuple(read_file(path).states.shape)
+        except StoreError:
+            return None
+
+    def _wait(self, path: Path, lock: Path, given_up: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._appear_s
+        while not lock.exists() and not path.exists():
+            if time.monotonic() > deadline or given_up():
+                raise NotThere(f"{path} is not there")
+            time.sleep(_POLL_S)
+        try:
+            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # versions before 0.22 have none, and write before they answer
+            return
+        try:
+            deadline = time.monotonic() + self._lock_s
+            while not _locked(fd):
+                if given_up():
+                    raise NotThere(f"{path} was still locked when the server was given up")
+                if time.monotonic() > deadline:
+                    raise NotThere(f"{path} was locked for {self._lock_s:g} s")
+                time.sleep(_POLL_S)
+        finally:
+            os.close(fd)
+
+    def _name(self, path: Path, final: Path) -> None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        try:
+            path.rename(final)
+            return
+        except OSError as error:
+            if error.errno not in _ELSEWHERE:
+                raise
+        temporary = final.with_name(f"{TMP_PREFIX}{os.getpid()}-{threading.get_ident()}-{final.name}")
+        try:
+            shutil.copyfile(path, temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(final)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:  # another user's server; its files stay
+            self.left_behind += 1
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Removes a folder of a server and all in it."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)

@@ -1,0 +1,76 @@
+"""The process of one vLLM server: started in an empty folder and a session of its own, ended with all that it started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from backends.vllm.command import HOST
+from backends.vllm.session import end_session, members
+
+
+def free_port() -> int:
+    """A port of this machine's own address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_taken(port: int) -> bool:
+    """Whether somebody holds a port."""
+    with socket.socket() as probe:
+        # As servers do: a port whose old connections still fade is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+class Server:
+    """A server of ours. folder: an empty one, for `python -m` sees the modules of the folder that it is started in.
+
+    Its output goes straight to this process's stderr, which is the job's log: by that file's inode it is found should all of
+    ours be killed.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            stderr=2,
+            cwd=folder,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def status(self) -> int | None:
+        """Exit status, -signal for a killed one, None while it runs. It stays a zombie, so that its session's id stays its own."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def processes(self) -> list[int]:
+        """Those of its session that live."""
+        return members(self.pid)
+
+    def end(self, *, grace_s: float) -> bool:
+        """Ends the server and its whole session. Whether nothing of it is left."""
+        gone = end_session(self.pid, grace_s=grace_s)
+        if gone:
+            self._process.wait()
+        return gone
+
+
+def how_ended(status: int) -> str:
+    """A status in words."""
+    return f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"

@@ -1,0 +1,60 @@
+"""The processes of one session, found in /proc: a server's engine and workers outlive a server that was killed. Linux alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_POLL_S = 0.02
+# So long the rest of a session may take to go by itself once its first process is gone.
+_REST_S = 3.0
+# What the kernel needs at most to take a killed process off a device.
+_KILL_S = 60.0
+
+
+def members(session: int) -> list[int]:
+    """Process ids that live in a session; a zombie does not."""
+    found = []
+    for folder in Path("/proc").glob("[1-9]*"):
+        try:
+            state, _, _, its, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):  # it ended meanwhile
+            continue
+        if int(its) == session and state not in "ZX":
+            found.append(int(folder.name))
+    return found
+
+
+def end_session(session: int, *, grace_s: float) -> bool:
+    """SIGTERM to the session's first process, SIGKILL to all that is left after `grace_s`. Whether nothing is left.
+
+    The first process must not have been waited for yet: a session's id is only then nobody else's.
+    """
+    if not members(session):
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(session, signal.SIGTERM)
+    _until_gone(session, grace_s, first=True)
+    _until_gone(session, min(_REST_S, grace_s))
+    deadline = time.monotonic() + _KILL_S
+    # A process may start another one between the look and the signal.
+    while left := members(session):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _until_gone(session: int, limit_s: float, *, first: bool = False) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        left = members(session)
+        if not left or (first and session not in left):
+            return
+        time.sleep(_POLL_S)

@@ -1,0 +1,77 @@
+"""The vllm backend's workers: a process for each server, which starts it, feeds it and ends it (`serving`). Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backends.plan.extract import ExtractPlan
+from backends.store import Store
+from backends.vllm.feeding import AHEAD
+from backends.vllm.filing import sweep
+from backends.vllm.planning import ANSWER_TOKENS, STAGING
+from backends.vllm.session import end_session
+from backends.workers import LocalWorkers, Message
+
+# A server that outlived its client has nobody left to wait for.
+_GRACE_S = 3.0
+
+
+class ServerWorkers(LocalWorkers):
+    """One server a group of `tensor_parallel` GPUs, or one on the CPU, or the one that runs already."""
+
+    verb = "vllm-worker"
+
+    def __init__(self, plan: ExtractPlan, store: Store) -> None:
+        spec = plan.spec
+        size = spec.tensor_parallel
+        groups = [list(spec.gpus[first : first + size]) for first in range(0, len(spec.gpus), size)]
+        # Absolute: a server is started in another folder.
+        self._staging = store.output.absolute() / STAGING
+        sweep(self._staging)
+        order = {
+            "spec": spec.to_json(),
+            "header": store.header,
+            "vllm": {name: plan.vllm.get(name) for name in ("python", "version", "flags")},
+            "max_model_len": plan.longest + ANSWER_TOKENS,
+            "bytes_per_token": plan.bytes_per_token,
+            "packing": plan.packing,
+        }
+        super().__init__(order, groups, most=spec.concurrency + AHEAD, keep_open=[store.lock_fd])
+        self._servers: dict[int, int] = {}
+        self._starts = [0] * self.count
+
+    def _environment(self, gpus: list[str]) -> dict[str, str]:
+        return {}
+
+    def _first_order(self, worker: int) -> dict[str, Any]:
+        self._starts[worker] += 1
+        return {"gpus": self._groups[worker], "folder": str(self._folder(worker)), "again": self._starts[worker] > 1}
+
+    def _folder(self, worker: int) -> Path:
+        return self._staging / str(worker)
+
+    def _understand(self, message: Message) -> Message | None:
+        if message.event == "server":
+            self._servers[message.worker] = message.fields["pid"]
+            return None
+        understood = super()._understand(message)
+        if understood is not None and understood.event == "lost":
+            self._clear(message.worker)
+        return understood
+
+    def _clear(self, worker: int) -> None:
+        """Nothing of a worker's server is left: no process where the worker itself was killed, no file."""
+        server = self._servers.pop(worker, 0)
+        if server:
+            end_session(server, grace_s=_GRACE_S)
+        sweep(self._folder(worker))
+
+    def _end_at_once(self, process: Any) -> None:
+        process.terminate()
+
+    def close(self, *, at_once: bool = False) -> None:
+        super().close(at_once=at_once)
+        for worker in range(self.count):
+            self._clear(worker)
+        sweep(self._staging)

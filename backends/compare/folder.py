@@ -21,7 +21,6 @@ from typing import Any
 from backends.errors import JobError, one_line
 from backends.flattening import write_json
 from backends.spec import CompareSpec
-from backends.store import unwritable
 
 SIDES = ("hf", "vllm")
 REPORT = "compare.json"
@@ -77,7 +76,7 @@ class Folder:
             self.output.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.output / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise unwritable(self.output, error) from None
+            raise _unwritable(self.output, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if there:
@@ -88,7 +87,7 @@ class Folder:
             raise JobError(f"another comparison writes to {self.output}", "wait for its end, or stop it") from None
         except OSError as error:
             os.close(self._lock)
-            raise unwritable(self.output, error) from None
+            raise _unwritable(self.output, error) from None
 
     def close(self) -> None:
         os.close(self._lock)
@@ -101,7 +100,7 @@ class Folder:
         try:
             write_json(self.output / name, data)
         except OSError as error:
-            raise unwritable(self.output, error) from None
+            raise _unwritable(self.output, error) from None
         return self.output / name
 
     def keep_parity(self, report: Path) -> Path:
@@ -109,7 +108,7 @@ class Folder:
         try:
             shutil.copyfile(report, self.output / PARITY)
         except OSError as error:
-            raise unwritable(self.output, error) from None
+            raise _unwritable(self.output, error) from None
         return self.output / PARITY
 
     def report(self, result: Mapping[str, Any]) -> None:
@@ -133,3 +132,10 @@ class Folder:
         names = [PARITY, *(f"{side}.{ending}" for side in SIDES for ending in ("spec.json", "events.jsonl"))]
         for name in names:
             (self.output / name).unlink(missing_ok=True)
+
+
+def _unwritable(output: Path, error: OSError) -> JobError:
+    return JobError(
+        f"the output folder {output} cannot be written: {one_line(error)}",
+        "free some space, mend its permissions or give another folder",
+    )

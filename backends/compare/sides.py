@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,12 +196,6 @@ class Side:
         else:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self.error = WorkerError(f"the {self.name} side {how} and did not say why", "see the log above")
-
-
-def halves(gpus: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs of each side where both work at a time."""
-    middle = len(gpus) // 2
-    return tuple(gpus[:middle]), tuple(gpus[middle:])
 
 
 def _round(value: float | None) -> float | None:

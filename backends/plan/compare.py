@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from backends.compare.folder import SIDES, earlier, held_bytes
-from backends.compare.sides import halves
 from backends.environment import versions
 from backends.errors import JobError
 from backends.plan.download import Pending
@@ -17,7 +16,7 @@ from backends.spec import CompareSpec, ExtractSpec
 
 # Facts of a side's plan that both have in common.
 _COMMON = ("layer_ids", "num_layers", "hidden_size", "family", "dtype", "bytes_per_token", "samples", "tokens")
-_OF_A_SIDE = ("workers", "device", "packing", "memory_bytes_per_worker", "vllm")
+_OF_A_SIDE = ("workers", "device", "packing", "memory_bytes_per_worker")
 
 
 @dataclass(slots=True)
@@ -62,10 +61,11 @@ class ComparePlan:
             "sides": {
                 name: {
                     "gpus": list(self.specs[name].gpus),
-                    **{fact: answer[fact] for fact in _OF_A_SIDE if fact in answer},
+                    **{fact: answer[fact] for fact in _OF_A_SIDE},
                 }
                 for name, answer in answers.items()
             },
+            **({"vllm": answers["vllm"]["vllm"]} if "vllm" in answers["vllm"] else {}),
             "versions": versions(),
         }
 
@@ -109,7 +109,8 @@ def _gpus_of_sides(spec: CompareSpec, warnings: list[str]) -> dict[str, tuple[st
             f"together gives each side half of the GPUs, and {len(spec.gpus)} cannot be halved",
             "choose an even number of GPUs, or leave out together",
         )
-    first, second = halves(spec.gpus)
+    middle = len(spec.gpus) // 2
+    first, second = spec.gpus[:middle], spec.gpus[middle:]
     if len(second) % spec.tensor_parallel:
         raise JobError(
             f"together leaves {len(second)} GPUs to vLLM, which are no whole groups of tensor_parallel"

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from dflash_tui.fleet.facts import Checkup, Diagnosis, Fact, Job
+from dflash_tui.fleet.source import SourceText
+from dflash_tui.fleet.started import StartedWith
 from dflash_tui.node.protocol import Launch
 
 
@@ -46,6 +48,10 @@ class NodeLinkLike(Protocol):
     def doctor(self, *, write: bool = True) -> Future[Checkup]: ...
 
     def diagnose(self, *, job: str | None = None, path: str | None = None) -> Future[Diagnosis]: ...
+
+    def source(self, *, path: str | None = None, of_job: str | None = None, line: int = 1) -> Future[SourceText]: ...
+
+    def command(self, job: str) -> Future[StartedWith]: ...
 
     def read(
         self,

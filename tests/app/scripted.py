@@ -35,6 +35,8 @@ from dflash_tui.fleet.facts import (
     MetricsArrived,
     Progress,
 )
+from dflash_tui.fleet.source import SourceText
+from dflash_tui.fleet.started import StartedWith
 from dflash_tui.link import LinkError
 from dflash_tui.link.requests import NOTHING, FilePosition
 from dflash_tui.node.protocol import Launch
@@ -85,6 +87,8 @@ class ScriptedLink:
     stop_answer: Mapping[str, Any] | Exception = field(default_factory=dict)
     doctor_answer: Checkup | Exception | Future[Checkup] | None = None
     diagnose_answer: Diagnosis | Exception | Future[Diagnosis] | None = None
+    source_answer: SourceText | Exception | Callable[[str, int], SourceText | Exception] | None = None
+    command_answer: StartedWith | Exception = field(default_factory=StartedWith)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     secrets: list[dict[str, str]] = field(default_factory=list)
@@ -151,6 +155,16 @@ class ScriptedLink:
             self.asked.append(("diagnose", {"job": job, "path": path}))
             return answer
         return self._answer("diagnose", answer or Diagnosis(False, None, None, None, 0, 0), job=job, path=path)
+
+    def source(self, *, path: str | None = None, of_job: str | None = None, line: int = 1) -> Future[SourceText]:
+        answer = self.source_answer
+        if callable(answer):
+            answer = answer(path or "", line)
+        answer = answer or LinkError("not-found", f"there is no file {path}", "check the path")
+        return self._answer("source", answer, path=path, of_job=of_job, line=line)
+
+    def command(self, job: str) -> Future[StartedWith]:
+        return self._answer("command", self.command_answer, job=job)
 
     def read(
         self,

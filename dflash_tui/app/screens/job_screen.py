@@ -9,11 +9,13 @@ from textual.content import Content
 from textual.notifications import SeverityLevel
 
 from dflash_tui.app.jobfiles import read_launch
+from dflash_tui.app.reading import show_command, show_source
 from dflash_tui.app.screens.base import ConsoleScreen
 from dflash_tui.app.screens.confirm import ConfirmScreen, stop_text
 from dflash_tui.app.widgets.jobs_table import JobRow
 from dflash_tui.config import ConfigError
 from dflash_tui.fleet.facts import Diagnosis, Job, JobState
+from dflash_tui.fleet.source import Place
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, RequestRefused, new_job_id
@@ -35,6 +37,9 @@ class JobScreen(ConsoleScreen):
     def selected(self) -> tuple[NodeView, Job] | None:
         """The job under the cursor, with its node; None where there is none."""
         return None
+
+    def select(self, host: str, job: str) -> None:
+        """Puts the cursor on a job, as soon as it is there."""
 
     def draw_detail(self) -> None:
         """Shows what is known of the selected job."""
@@ -108,6 +113,33 @@ class JobScreen(ConsoleScreen):
         else:
             self.console.open_log(found[0].host, found[1].id)
 
+    def source_of_selected(self) -> Place | None:
+        """Where the failure of the selected job was raised; None where it did not fail, or that is not known."""
+        found = self.selected()
+        told = None if found is None else self.diagnosis_of(*found)
+        return None if told is None or told.source is None else Place(told.source.file, told.source.line)
+
+    def action_open_source(self) -> None:
+        found, place = self.selected(), self.source_of_selected()
+        if found is None or place is None:
+            self.say("no source is known of the selected job", "warning")
+        else:
+            show_source(self.app, found[0].host, [place], job=found[1].id)
+
+    def action_open_command(self) -> None:
+        found = self.selected()
+        if found is None:
+            self.say("no job is selected", "warning")
+        else:
+            show_command(self.app, found[0].host, found[1].id)
+
+    def action_open_file(self) -> None:
+        node = self.node_under_cursor()
+        if node is None:
+            self.say("no node is selected", "warning")
+        else:
+            show_source(self.app, node.host)
+
     def action_stop(self, force: bool) -> None:
         found = self.selected()
         if found is None or not self.may_write("stop a job") or not self.reachable(found[0], "stop a job"):
@@ -158,7 +190,12 @@ class JobScreen(ConsoleScreen):
         try:
             launch = await read_launch(link, job.id)
             question = f"Start {job.name or job.id} again on {node.host}?"
-            text = Content(f"{launch.verb} with the same spec, as a new job.\nFinished samples are not done again.")
+            kept = (
+                "It is measured anew, from its beginning; its report takes the place of this one's."
+                if launch.verb == "compare"
+                else "Finished samples are not done again."
+            )
+            text = Content(f"{launch.verb} with the same spec, as a new job.\n{kept}")
             if not await self.app.push_screen_wait(ConfirmScreen(question, text, "Start it")):
                 return
             self.say(f"{node.host}: planning {job.name or job.id} again")

@@ -32,7 +32,8 @@ class JobsScreen(JobScreen):
 Every job of every node, those that run first. `n` opens the form for a new one, `x` stops the one under the cursor
 after a question that says what will happen, `X` does so without waiting for it to end by itself, `r` starts it again
 with the same spec (finished samples are not done twice), Enter or `l` opens its log.
-Of a job that ended badly the detail shows the cause, the line of its log that tells it, and the remedy.
+Of a job that ended badly the detail shows the cause, the line of its log that tells it, and the remedy; `s` opens the source
+that raised it. `i` shows the command that a job was started with, its environment and versions; `o` opens any file of the node.
 A job of a node that is out of sight keeps its last known state, with `(?)` beside it.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -41,10 +42,15 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         Binding("X", "stop(True)", "Force", show=False),
         Binding("r", "restart", "Restart"),
         Binding("l", "open_log", "Log"),
+        Binding("s", "open_source", "Source"),
+        Binding("i", "open_command", "Command"),
+        Binding("o", "open_file", "Open a file of the node", show=False),
         Binding("d", "toggle_detail", "Detail"),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "clear_filter", "Show all", show=False),
     ]
+
+    _has_source = False
 
     def compose(self) -> ComposeResult:
         yield TitleBar(self.MODE)
@@ -124,6 +130,14 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             launch, told = self.launch_of(node, job), self.diagnosis_of(node, job)
             text = job_detail(node, job, launch, told, now=self.console.now(), clock=self.console.clock_text)
         put(self.query_one("#job-detail-text", Static), text)
+        has_source = self.source_of_selected() is not None
+        if has_source != self._has_source:
+            self._has_source = has_source
+            self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        # Its key stands in the footer where it does something.
+        return action != "open_source" or self._has_source
 
     # Actions.
 

@@ -14,7 +14,9 @@ from textual.content import Content
 from textual.widgets import Footer, Input, Static
 
 from dflash_tui.app.messages import LogReceived
+from dflash_tui.app.reading import show_source
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
+from dflash_tui.app.widgets.log_frames import TracedLog
 from dflash_tui.app.widgets.log_view import LogView, Where
 from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import Cell, Row, RowsView, cell
@@ -92,10 +94,12 @@ class LogsScreen(ConsoleScreen):
 What a job prints (`log`), or what it tells of itself (`events`), as it is written. Scrolling up stops following, and
 nothing that arrives moves what you read; `G` or `End` follows again, `g` goes to the first byte of the file.
 Scrolling on past the top or the bottom loads more. A progress bar is shown as a terminal shows it; escape sequences are removed.
-`/` looks for a regular expression (with a capital in it, the case counts). A lost link keeps the place and goes on by itself.
+`/` looks for a regular expression (with a capital in it, the case counts). `s` opens the source of the traceback's frame in
+sight (`File "…", line N`); `[` and `]` choose the frame before and the next one. A lost link keeps the place and goes on by itself.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search"),
+        Binding("s", "open_source", "Source"),
         Binding("e", "other_file", "Log/events"),
         Binding("o", "choose", "Other job"),
         Binding("escape", "back", "Back", show=False),
@@ -116,7 +120,7 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
             yield JobChooser(self.console.now, id="log-jobs")
         with Vertical(id="log-panel"):
             yield Static(id="log-header")
-            yield LogView(id="log")
+            yield TracedLog(id="log")
             yield Static(id="log-status")
             yield SearchBar(id="log-search")
         yield Footer()
@@ -246,7 +250,7 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
     def _draw_lines(self) -> None:
         if not self._job:
             return
-        view = self.query_one(LogView)
+        view = self.query_one(TracedLog)
         node, job = self.console.fleet.node(self._host), self.console.fleet.job(self._host, self._job)
         name = self._job if job is None or not job.name else f"{job.name} ({self._job})"
         parts = [f"{self._file} of {one_line(name)} on {self._host}", size(view.stream_end)]
@@ -258,7 +262,7 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
         put(self.query_one("#log-header", Static), Content("  ".join(parts)))
         put(self.query_one("#log-status", Static), Content("  ".join(self._status(view))))
 
-    def _status(self, view: LogView) -> list[str]:
+    def _status(self, view: TracedLog) -> list[str]:
         if view.following:
             parts = ["following"]
         elif view.behind:
@@ -272,7 +276,7 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
             parts.append(f"column {view.scroll_offset.x + 1}")
         if view.wrap:
             parts.append("wrapped")
-        return [*filter(None, (self._error, view.search.message)), *parts]
+        return [*filter(None, (self._error, view.search.message, view.frame_status)), *parts]
 
     # Keys.
 
@@ -288,6 +292,16 @@ Scrolling on past the top or the bottom loads more. A progress bar is shown as a
         if view.look_for(event.value) or not event.value:
             self.query_one(SearchBar).action_leave()
         self._draw_lines()
+
+    def action_open_source(self) -> None:
+        if not self._job or self.query_one("#log-choice").display:
+            return
+        view = self.query_one(TracedLog)
+        frame = view.frame_at_hand()
+        if frame is None:
+            self.console.say('no line with File "…", line N is loaded', "warning")
+        else:
+            show_source(self.app, self._host, *view.frames_around(frame), job=self._job)
 
     def action_other_file(self) -> None:
         if self._job:

@@ -1,12 +1,20 @@
-"""Looking for a regular expression in a log."""
+"""Looking for a regular expression in the lines of a log or a source."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dflash_tui.fleet.format import size
-from dflash_tui.fleet.logtext import LogText
+from dflash_tui.fleet.logline import Line
+
+
+class Lines(Protocol):
+    """What can be looked through."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Line: ...
 
 
 class Match(NamedTuple):
@@ -20,7 +28,7 @@ class Match(NamedTuple):
 class LogSearch:
     """What is looked for, where it was last found, and in `message` what there is to say about it."""
 
-    def __init__(self, text: LogText) -> None:
+    def __init__(self, text: Lines) -> None:
         self._text = text
         self._pattern: re.Pattern[str] | None = None
         self.match: Match | None = None

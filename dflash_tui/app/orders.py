@@ -83,6 +83,11 @@ def _whole(verb: str, name: str, text: str) -> int:
         raise SpecError(f"{verb}: {name} must be a whole number, not {text!r}") from None
 
 
+def model_on(host: str, text: str) -> str:
+    """A model that is asked about, as the node must see it. Raises SpecError."""
+    return _model("doctor", text, host)
+
+
 def _model(verb: str, text: str, host: str) -> str:
     """A folder, or a name on the hub; on this machine a folder that is there wins."""
     if model_name(text) is None or (host == LOCAL and not text.startswith(SCHEME) and Path(text).exists()):

@@ -55,7 +55,7 @@ async def test_the_problem_stands_on_top_with_its_remedy_at_every_size(size: tup
         await open_doctor(pilot)
         await until_shown(
             pilot, "Doctor: gpu-1", "1 problem, 1 warning, 1 unknown, 30 ok", "! problem", "~ warning", "? unknown",
-            "* ok", "-> install driver 580", "r looks again, Esc closes",
+            "* ok", "-> install driver 580", "r looks again, m asks about a model, Esc closes",
         )  # fmt: skip
         lines = shown(app).splitlines()
         assert all(len(line) <= size[0] for line in lines)
@@ -72,7 +72,7 @@ async def test_the_node_under_the_cursor_is_asked_and_r_asks_again() -> None:
     first = ScriptedLink("gpu-1", gpu_node("gpu-1", seconds=2), doctor_answer=CHECKUP)
     second = ScriptedLink("laptop", cpu_node("laptop"), doctor_answer=Checkup("laptop", CHECKUP.checks[1:3]))
     app = console(first, second)
-    async with app.run_test(size=(100, 30)) as pilot:
+    async with app.run_test(size=(100, 40)) as pilot:
         await until_shown(pilot, "gpu-1.cluster", "laptop.cluster")
         await pilot.press("end", "ctrl+p", *"doctor")
         await until(pilot, lambda: hits(app) == ["Doctor"], "the only hit")
@@ -135,3 +135,55 @@ def test_what_a_node_wrote_is_shown_as_text_and_long_lines_are_wrapped_under_the
     assert "[bold]" in text and "[/bold] mend" in text and "\x1b" not in text
     assert all(len(line) <= 80 for line in lines)
     assert all(line.startswith(" " * 14) for line in lines[3:])
+
+
+CAPABLE = {
+    "ok": True, "error": None, "remedy": None, "warnings": [],
+    "model": "/models/m", "family": "qwen3_5", "dtype": "bfloat16", "tensor_parallel": 1, "gpus": [[9, 0]], "unusable": [],
+    "hf": {"ok": True, "why": "the family Qwen3.5 is known, 64 blocks", "remedy": "", "warnings": [], "versions": {"torch": "2.11.0"}},
+    "vllm": [
+        {
+            "python": "/v/bin/python", "version": "0.20.1", "torch": "2.11.0", "transformers": "5.9.0", "ok": False,
+            "why": "vLLM 0.20.1 cannot extract from qwen3_5: [why]", "remedy": "use vLLM 0.26.0", "warnings": [], "flags": [],
+            "sources": ["vllm-project/vllm#39949"],
+        }
+    ],
+}  # fmt: skip
+
+
+async def test_m_asks_about_a_model_and_escape_goes_back_to_the_node() -> None:
+    link = ScriptedLink("gpu-1", gpu_node("gpu-1", seconds=2), doctor_answer=CHECKUP, plan_answer=CAPABLE)
+    app = console(link)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "gpu-1.cluster")
+        await open_doctor(pilot)
+        await until_shown(pilot, "1 problem")
+        await pilot.press("m", *"/models/q", "enter")
+        await until_shown(
+            pilot, "/models/q: qwen3_5 in bfloat16 on 1 GPU of compute capability 9.0", "! problem  vLLM 0.20.1",
+            "[why]", "-> use vLLM 0.26.0", "* ok       hf",
+        )  # fmt: skip
+        (asked,) = link.questions("plan")
+        assert asked["verb"] == "capabilities" and asked["spec"]["model"] == "/models/q" and asked["gpus"] == ()
+        await pilot.press("r")
+        await until(pilot, lambda: len(link.questions("plan")) == 2, "a second question about the model")
+        await until_shown(pilot, "vLLM 0.20.1")
+        await pilot.press("escape")
+        await until_shown(pilot, "torch is built for CUDA 13.0")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, FleetScreen))
+
+
+async def test_a_model_that_cannot_be_asked_about_is_told_with_its_remedy() -> None:
+    refused = {"ok": False, "error": "the model /m is not a folder", "remedy": "give the folder", "warnings": []}
+    link = ScriptedLink("gpu-1", gpu_node("gpu-1", seconds=2), doctor_answer=CHECKUP, plan_answer=refused)
+    app = console(link)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "gpu-1.cluster")
+        await open_doctor(pilot)
+        await until_shown(pilot, "1 problem")
+        await pilot.press("m", *"models", "enter")
+        await until_shown(pilot, "must be an absolute path on gpu-1")
+        assert not link.questions("plan")
+        await pilot.press("home", "ctrl+k", *"/m", "enter")
+        await until_shown(pilot, "the model /m is not a folder", "give the folder")

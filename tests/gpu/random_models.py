@@ -39,21 +39,45 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
     },
 }
+# The same as it is published, with a vision part around it, and fewer tokens.
+PUBLISHED = "qwen3.6-27b-published"
+ALL = {**SHAPES, PUBLISHED: {**SHAPES["qwen3.6-27b"], "family": "qwen3_5", "vocab_size": 32_000}}
+VISION = {"hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "depth": 1}
 TINY = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 TINY_DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+# What vLLM's kernels for the CPU take.
+TINY_PUBLISHED: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    },
+}
 HYBRID = "qwen3.6-27b"
 
 
 def config_of(name: str, tiny: bool) -> Any:
     from backends.demo.configs import tiny_config
 
-    sizes = {**SHAPES[name], **(TINY if tiny else {})}
+    sizes = {**ALL[name], **(TINY if tiny else {})}
     if tiny:
-        sizes |= {"vocab_size": 1500, "num_hidden_layers": 8, **(TINY_DELTA_NET if name == HYBRID else {})}
+        sizes |= {"vocab_size": 1500, "num_hidden_layers": 8, **(TINY_DELTA_NET if name != "qwen3-8b" else {})}
+        sizes |= TINY_PUBLISHED if name == PUBLISHED else {}
     family, layers, hidden, vocabulary = (
         sizes.pop(key) for key in ("family", "num_hidden_layers", "hidden_size", "vocab_size")
     )
-    return tiny_config(family, layers, hidden, vocabulary, **sizes)
+    config = tiny_config(family, layers, hidden, vocabulary, **sizes)
+    if name == PUBLISHED:
+        vision = config.vision_config
+        for field, value in {**({} if tiny else VISION), "out_hidden_size": hidden}.items():
+            setattr(vision, field, value)
+    return config
 
 
 def build(name: str, tiny: bool) -> tuple[Any, list[float]]:
@@ -65,6 +89,6 @@ def build(name: str, tiny: bool) -> tuple[Any, list[float]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = config_of(name, tiny)
     with torch.device(device), torch.inference_mode(False):
-        probe = torch.randint(0, config.vocab_size, (1, 256))
+        probe = torch.randint(0, config.get_text_config().vocab_size, (1, 256))
         model = random_model(config, probe).to(torch.bfloat16)
         return model, measure_changes(model, probe)

@@ -23,7 +23,9 @@ from dflash_tui.app.bridge import Inbox, NodeLinkLike
 from dflash_tui.app.commands import ConsoleCommands, ConsolePalette, show_help
 from dflash_tui.app.crash import write_report
 from dflash_tui.app.messages import FleetChanged, LogReceived
+from dflash_tui.app.screens.compare import CompareScreen
 from dflash_tui.app.screens.fleet import FleetScreen
+from dflash_tui.app.screens.job_screen import JobScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
@@ -46,12 +48,13 @@ class ConsoleApp(App[None]):
 
     TITLE = "dflash-tui"
     CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = [
-        STYLES / f"{name}.tcss" for name in ("base", "fleet", "jobs", "launch", "logs")
+        STYLES / f"{name}.tcss" for name in ("base", "fleet", "jobs", "launch", "logs", "compare")
     ]
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
         "fleet": FleetScreen,
         "jobs": JobsScreen,
         "logs": LogsScreen,
+        "compare": CompareScreen,
     }
     DEFAULT_MODE = "fleet"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
@@ -61,6 +64,7 @@ class ConsoleApp(App[None]):
         Binding("f,1", "mode('fleet')", "Fleet", show=False),
         Binding("j,2", "mode('jobs')", "Jobs", show=False),
         Binding("l,3", "mode('logs')", "Logs", show=False),
+        Binding("c,4", "mode('compare')", "Compare", show=False),
         Binding("question_mark", "help", "Help"),
         Binding("f1", "help", "Help", show=False),  # where a field takes every character
         Binding("q", "quit", "Quit"),
@@ -114,15 +118,16 @@ class ConsoleApp(App[None]):
         self._links[host].retry()
         self.say(f"{host}: connecting again")
 
-    def open_launch(self) -> None:
-        """Opens the launch form over the Jobs screen."""
-        self._open_launch()
+    def open_launch(self, verb: str = "") -> None:
+        """Opens the launch form: over the Compare screen for a comparison, else over the Jobs screen. "" leaves the verb as it was last."""
+        self._open_launch(verb)
 
     @work
-    async def _open_launch(self) -> None:
-        await self.action_mode("jobs")
+    async def _open_launch(self, verb: str) -> None:
+        mode = "compare" if verb == "compare" else "jobs"
+        await self.action_mode(mode)
         if not isinstance(self.screen, LaunchScreen):
-            await self.push_screen(LaunchScreen())
+            await self.push_screen(LaunchScreen(mode, verb))
 
     def open_log(self, host: str, job: str) -> None:
         """Shows the log of a job."""
@@ -135,10 +140,16 @@ class ConsoleApp(App[None]):
             self._logs.open_job(host, job)
 
     def job_started(self, host: str, job: Job) -> None:
-        """The launch form started a job: the Jobs screen goes to it."""
+        """A job was started: the screen that shows it goes to it."""
         self.say(f"{host}: started {job.id}")
+        self._show_job(host, job)
+
+    @work
+    async def _show_job(self, host: str, job: Job) -> None:
+        if not (isinstance(self.screen_stack[0], JobsScreen) or job.verb == "compare"):
+            await self.action_mode("jobs")
         base = self.screen_stack[0]
-        if isinstance(base, JobsScreen):
+        if isinstance(base, JobScreen):
             base.select(host, job.id)
 
     # Life.

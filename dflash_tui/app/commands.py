@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider, SearchIcon
 
+from dflash_tui.app.reading import show_command, show_source
 from dflash_tui.app.screens.base import ConsoleScreen
 from dflash_tui.app.screens.doctor import DoctorScreen
 from dflash_tui.app.screens.help import HelpScreen
@@ -59,13 +60,19 @@ class ConsoleCommands(Provider):
         yield Command("Fleet", "Nodes and their GPUs", partial(app.action_mode, "fleet"))
         yield Command("Jobs", "Jobs of all nodes", partial(app.action_mode, "jobs"))
         yield Command("Logs", "What a job prints", partial(app.action_mode, "logs"))
+        yield Command("Compare", "Both backends side by side, and the verdicts", partial(app.action_mode, "compare"))
         yield Command("Help", "What this screen shows, and its keys", partial(show_help, app))
         host = self._host()
         if host is not None:
             about = one_line(f"What {host} can do, what it lacks and how to mend it")
             yield Command("Doctor", about, partial(show_doctor, app, host))
+            yield Command(
+                f"Open a file of {one_line(host)}", "FILE or FILE:LINE, to read", partial(show_source, app, host)
+            )
         if not app.settings.read_only:
             yield Command("Launch a job", "The form, with a plan before anything starts", app.open_launch)
+            about = "Which backend is faster on a node for a model, and do both write the same"
+            yield Command("Compare the backends", about, partial(app.open_launch, "compare"))
         for node in app.fleet.nodes:
             if node.link.state in WAITING:
                 yield Command(f"Connect to {one_line(node.host)} now", why(node), partial(app.retry, node.host))
@@ -91,6 +98,7 @@ class ConsoleCommands(Provider):
             name = one_line(f"{job.name or job.id} on {node.host}")
             about = f"{job.id}, {job.state}"
             yield Command(f"Log of {name}", about, partial(app.open_log, node.host, job.id))
+            yield Command(f"Command of {name}", about, partial(show_command, app, node.host, job.id))
             if app.settings.read_only:
                 continue
             if not job.state.ended or (job.state is JobState.ORPHANED and job.strays):

@@ -179,6 +179,7 @@ async def test_numbers_and_letters_change_screens_and_a_question_mark_helps() ->
         for key, title in (
             ("j", "[2 Jobs]"),
             ("3", "[3 Logs]"),
+            ("c", "[4 Compare]"),
             ("1", "[1 Fleet]"),
             ("2", "[2 Jobs]"),
             ("f", "[1 Fleet]"),

@@ -28,7 +28,7 @@ async def opened(app: ConsoleApp, pilot: Pilot[None]) -> HelpScreen:
     return app.screen
 
 
-@pytest.mark.parametrize("mode", ["fleet", "jobs", "logs"])
+@pytest.mark.parametrize("mode", ["fleet", "jobs", "logs", "compare"])
 async def test_the_help_of_each_screen_has_its_sentences_and_each_of_its_keys(mode: str) -> None:
     app = console(mode)
     async with app.run_test(size=(80, 24)) as pilot:

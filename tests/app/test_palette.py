@@ -48,7 +48,7 @@ async def test_every_action_is_in_the_palette() -> None:
     async with app.run_test() as pilot:
         titles = await known(app, pilot)
         for title in (
-            "Fleet", "Jobs", "Logs", "Help", "Launch a job", "Quit", "Theme: kiln", "Theme: chalk",
+            "Fleet", "Jobs", "Logs", "Compare", "Help", "Launch a job", "Compare the backends", "Quit", "Theme: kiln", "Theme: chalk",
             "Log of qwen3-8b gsm8k on gpu-1", "Stop qwen3-8b gsm8k on gpu-1", "Force the end of qwen3-8b gsm8k on gpu-1",
             "Log of the first on gpu-1", "Restart the first on gpu-1",
         ):  # fmt: skip
@@ -75,7 +75,9 @@ async def test_a_read_only_console_offers_nothing_that_writes() -> None:
     async with app.run_test() as pilot:
         titles = await known(app, pilot)
         assert "Log of the first on gpu-1" in titles
-        assert not [title for title in titles if title.startswith(("Launch", "Stop", "Force", "Restart"))]
+        assert not [
+            title for title in titles if title.startswith(("Launch", "Compare the", "Stop", "Force", "Restart"))
+        ]
 
 
 async def test_typing_in_the_palette_finds_a_theme_and_enter_takes_it() -> None:

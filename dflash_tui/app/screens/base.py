@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from textual import events
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
@@ -15,7 +17,7 @@ from dflash_tui.fleet.state import Fleet, NodeView
 if TYPE_CHECKING:
     from dflash_tui.app.app import ConsoleApp
 
-TITLES = (("fleet", "1 Fleet"), ("jobs", "2 Jobs"), ("logs", "3 Logs"))
+TITLES = (("fleet", "1 Fleet"), ("jobs", "2 Jobs"), ("logs", "3 Logs"), ("compare", "4 Compare"))
 
 
 class TitleBar(Static):
@@ -24,26 +26,31 @@ class TitleBar(Static):
     def __init__(self, mode: str) -> None:
         super().__init__(id="title")
         self._mode = mode
-        self._shown: Fleet | None = None
+        self._shown: tuple[Fleet, int] | None = None
 
     def show(self, fleet: Fleet, *, read_only: bool) -> None:
-        if self._shown is fleet:
+        width = self.app.size.width - 2
+        if self._shown == (fleet, width):
             return
-        self._shown = fleet
-        # In the place of the name: there 80 columns cannot cut it.
-        parts: list[tuple[str, str]] = [
-            ("read-only", "bold reverse") if read_only else ("dflash-tui", "bold"),
-            (" ", ""),
-        ]
-        for mode, title in TITLES:
-            parts.append((f"[{title}]" if mode == self._mode else f" {title} ", "bold" if mode == self._mode else ""))
+        self._shown = fleet, width
+        whole = list(self._titles(fleet, read_only))
+        put(self, next((title for title in whole if title.cell_length <= width), whole[-1]))
+
+    def _titles(self, fleet: Fleet, read_only: bool) -> Iterator[Content]:
+        """The line in full, then with less and less in it."""
         totals = fleet.totals()
-        numbers = (
-            f"{totals.live}/{totals.nodes} nodes live, {totals.gpus} {'GPU' if totals.gpus == 1 else 'GPUs'}, "
-            f"{totals.active_jobs} {'job' if totals.active_jobs == 1 else 'jobs'} active"
-        )
-        parts.append(("  " + numbers, ""))
-        put(self, Content.assemble(*parts))
+        gpus = f"{totals.gpus} {'GPU' if totals.gpus == 1 else 'GPUs'}"
+        jobs = f"{totals.active_jobs} {'job' if totals.active_jobs == 1 else 'jobs'}"
+        live = f"{totals.live}/{totals.nodes} nodes live"
+        # That nothing can be written is never left out.
+        names = [("read-only", "bold reverse")] if read_only else [("dflash-tui", "bold"), ("", "")]
+        for numbers in (f"{live}, {gpus}, {jobs} active", f"{live}, {gpus}, {jobs}"):
+            for name in names:
+                parts = [name, (" " if name[0] else "", "")]
+                for mode, title in TITLES:
+                    here = mode == self._mode
+                    parts.append((f"[{title}]" if here else f" {title} ", "bold" if here else ""))
+                yield Content.assemble(*parts, ("  " + numbers, ""))
 
 
 class ConsoleScreen(Screen[None]):
@@ -68,6 +75,10 @@ class ConsoleScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         self._show(self.console.fleet)
+
+    def on_resize(self, event: events.Resize) -> None:
+        for title in self.query(TitleBar):
+            title.show(self.console.fleet, read_only=self.console.settings.read_only)
 
     def _show(self, fleet: Fleet) -> None:
         for title in self.query(TitleBar):

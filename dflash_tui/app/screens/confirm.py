@@ -74,7 +74,10 @@ def stop_text(node: NodeView, job: Job, launch: Launch | None, *, force: bool) -
             lines.append(f"What is alive after {grace} gets SIGTERM, then SIGKILL until none is left.")
     output = None if launch is None else launch.spec.get("output")
     where = f" in {output}" if isinstance(output, str) else ""
-    lines.append(f"Kept: every finished file{where}, and the log. A restart goes on from there.")
+    if job.verb == "compare":
+        lines.append("Kept: the log. There is no verdict then, and a restart measures anew, from the beginning.")
+    else:
+        lines.append(f"Kept: every finished file{where}, and the log. A restart goes on from there.")
     return Content(
         "\n".join(fmt.one_line(line) if not line.startswith("  ") else "  " + fmt.one_line(line) for line in lines)
     )

@@ -45,13 +45,14 @@ class FormRow(Horizontal):
 class LaunchScreen(ConsoleScreen):
     """Fill in, plan (F5), launch (F9). Launch works only for exactly what the node said yes to."""
 
-    MODE = "jobs"
     HELP = """\
 ## A new job
 
 Tab and Shift+Tab go through the fields, Space ticks a GPU, F5 asks the node for a plan, F9 launches what was planned.
 The plan is made by the node's worker Python before anything is loaded: layers, bytes, room on the disk, memory.
 A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leaves; what was typed is kept.
+Of vLLM the plan says which one the node has, whether it can extract from this model, with which options, what can where
+it cannot, and the command that will be run. vLLM options are split as a shell does and go to `vllm serve` untouched.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f5", "plan", "Plan"),
@@ -62,9 +63,16 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
         Binding("shift+tab", "app.focus_previous", "Field before", show=False, priority=True),
     ]
 
+    def __init__(self, mode: str = "jobs", verb: str = "") -> None:
+        """mode: of the screen that it lies over; verb: the first choice, "" for what was chosen last."""
+        super().__init__()
+        self._mode = mode
+        self._verb = verb
+
     def compose(self) -> ComposeResult:
-        yield TitleBar(self.MODE)
+        yield TitleBar(self._mode)
         kept = self.console.form_values
+        verb = self._verb or kept.get("verb", VERBS[0])
         hosts = self.console.hosts
         host = kept.get("host", "")
         with VerticalScroll(id="form", can_focus=False):
@@ -76,7 +84,7 @@ A change after the plan needs a new plan. No GPU ticked means the CPU. Esc leave
                 id="host",
             )
             yield FormRow("node", node, id="row-host")
-            yield FormRow("what", _select("verb", VERBS, kept.get("verb", VERBS[0])), id="row-verb")
+            yield FormRow("what", _select("verb", VERBS, verb), id="row-verb")
             for name in ORDER:
                 if name in CHOICES:
                     value = kept.get(name, CHOICES[name][0])

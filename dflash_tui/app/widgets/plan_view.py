@@ -7,6 +7,7 @@ from typing import Any
 
 from textual.content import Content
 
+from dflash_tui.app.fields import BESIDE
 from dflash_tui.app.widgets.job_detail import plain
 from dflash_tui.app.widgets.vllm_view import vllm_lines
 from dflash_tui.fleet import format as fmt
@@ -55,6 +56,29 @@ def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         if key not in known and value is not None
     ]
     return facts
+
+
+def _sides(plan: Mapping[str, Any]) -> str:
+    """Of a comparison: what each backend gets."""
+    sides = plan["sides"]
+    if not isinstance(sides, Mapping):
+        return plain(sides)
+    return "; ".join(f"{name} {_side(side)}" for name, side in sides.items() if isinstance(side, Mapping))
+
+
+def _side(side: Mapping[str, Any]) -> str:
+    workers, gpus = side.get("workers"), side.get("gpus") or ()
+    device = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else str(side.get("device") or fmt.NOT_AVAILABLE)
+    memory = side.get("memory_bytes_per_worker")
+    each = f", {fmt.size(memory)} of memory each" if isinstance(memory, int) else ""
+    packing = f", {side['packing']}" if side.get("packing") else ""
+    return f"{plain(workers)} on {device}{each}{packing}"
+
+
+def _whole(plan: Mapping[str, Any]) -> str:
+    tokens = plan.get("whole_dataset_tokens")
+    of = f" of {tokens:,} tokens" if isinstance(tokens, int) else ""
+    return f"{fmt.count(plan['whole_dataset_samples'])} samples{of}"
 
 
 def _model(plan: Mapping[str, Any]) -> str:
@@ -116,6 +140,9 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[Mapping[str, Any]], str]], .
     ("disk", ("disk_free_bytes",), _disk),
     ("workers", ("workers",), _workers),
     ("packing", ("packing",), lambda plan: plain(plan["packing"])),
+    ("backends run", ("together",), lambda plan: BESIDE[bool(plan["together"])]),
+    ("workers", ("sides",), _sides),
+    ("whole dataset", ("whole_dataset_samples",), _whole),
     ("versions", ("versions",), _versions),
 )
 _ALSO = (
@@ -129,4 +156,5 @@ _ALSO = (
     "memory_bytes_per_worker",
     "download_files",
     "download_free_bytes",
+    "whole_dataset_tokens",
 )

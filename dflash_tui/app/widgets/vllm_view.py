@@ -23,6 +23,8 @@ _ANSWERS = {
 def vllm_lines(plan: Mapping[str, Any], *, label_width: int, width: int) -> list[Content]:
     """The lines of a plan's `vllm`, for `width` columns; none where the plan has nothing to do with it."""
     vllm = plan.get("vllm")
+    if vllm is None and isinstance(plan.get("sides"), Mapping) and isinstance(plan["sides"].get("vllm"), Mapping):
+        vllm = plan["sides"]["vllm"].get("vllm")  # of a comparison
     if not isinstance(vllm, Mapping):
         return []
     lines = [
@@ -46,9 +48,9 @@ def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[s
         how = (", this version was tried" if vllm["tried"] else ", though this version was not tried") if tried else ""
         yield "vLLM can", (answer + how, style)
     why = str(vllm.get("why") or "")
-    if why and why != plan.get("error"):
+    if why and why not in str(plan.get("error")):
         yield "for", why
-    if vllm.get("remedy") and vllm["remedy"] != plan.get("remedy"):
+    if vllm.get("remedy") and str(vllm["remedy"]) not in str(plan.get("remedy")):
         yield "better", str(vllm["remedy"])
     if vllm.get("instead"):
         instead = str(vllm["instead"])
@@ -56,7 +58,7 @@ def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[s
     if vllm.get("flags"):
         yield "it needs", shlex.join(str(flag) for flag in vllm["flags"])
     for warning in vllm.get("warnings") or ():
-        if warning not in (plan.get("warnings") or ()):
+        if not any(str(line).endswith(str(warning)) for line in plan.get("warnings") or ()):
             yield "known fault", str(warning)
 
 

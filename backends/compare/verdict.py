@@ -62,22 +62,23 @@ def _sentence(
     where = f"for {subject.model} on {subject.machine}"
     ratio, low, high = (found[name] for name in ("ratio", "low", "high"))
     rates = [sides[name]["samples_per_s"] for name in names]
-    figures = f"{_rate(rates[0])} against {_rate(rates[1])} samples/s"
+    figures = "" if None in rates else f"{_rate(rates[0])} against {_rate(rates[1])} samples/s"
     if ratio is None:
         speed = f"how fast hf and vllm are {where} cannot be told, too few samples were compared"
-        figures = ""
     elif low is None:
         speed = (
-            f"{first} did {_times(ratio)} times as many samples a second as {second} {where},"
+            f"{first} did {_times(ratio, ratio)} times as many samples a second as {second} {where},"
             " on too few samples to tell how sure that is"
         )
     elif found["faster"] is None:
         speed = (
-            f"no difference can be told between {first} and {second} {where} (ratio {_times(ratio)},"
-            f" {_times(low)} to {_times(high)})"
+            f"no difference can be told between {first} and {second} {where} (ratio {_times(ratio, ratio)},"
+            f" {_times(low, ratio)} to {_times(high, ratio)})"
         )
     else:
-        speed = f"{first} is {_times(ratio)} times as fast ({_times(low)} to {_times(high)}) {where}"
+        speed = (
+            f"{first} is {_times(ratio, ratio)} times as fast ({_times(low, ratio)} to {_times(high, ratio)}) {where}"
+        )
     whole = [sides[name]["whole_dataset_s"] for name in names]
     takes = ""
     if None not in whole:
@@ -104,8 +105,9 @@ def _percent(share: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1g} %" if percent >= 0.001 else "under 0.001 %"
 
 
-def _times(value: float) -> str:
-    return f"{value:.2f}" if value < 1.95 else f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+def _times(value: float, like: float) -> str:
+    """A ratio with as many digits as `like` has: two behind the point below 2."""
+    return f"{value:.2f}" if like < 1.95 else f"{value:.1f}" if like < 9.95 else f"{value:.0f}"
 
 
 def _rate(value: float) -> str:

@@ -6,6 +6,7 @@ Only the copy is replaced; slots, names, locks and the writing threads stay vLLM
 import fcntl
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -30,7 +31,7 @@ def register() -> None:
         slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
         count = pending.token_ids.shape[0]
         states = theirs.extract_from_kv_cache(self._kv_cache, slots, count).clone()
-        os.makedirs(os.path.dirname(pending.filename), exist_ok=True)
+        Path(pending.filename).parent.mkdir(parents=True, exist_ok=True)
         lock = self._lock_fds.pop(pending.req_id, None)
         if lock is None and self.use_lock:
             lock = os.open(pending.filename + ".lock", os.O_CREAT | os.O_WRONLY, 0o644)

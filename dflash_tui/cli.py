@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from backends.spec import SpecError
 from dflash_tui import __version__, config, hftoken
 from dflash_tui.commands import (
+    compare,
     demo,
     diagnose,
     doctor,
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Run]] 
     "prepare": (prepare.HELP, prepare.add_arguments, prepare.run),
     "verify": (verify.HELP, verify.add_arguments, verify.run),
     "export": (export.HELP, export.add_arguments, export.run),
+    "compare": (compare.HELP, compare.add_arguments, compare.run),
     "parity": (parity.HELP, parity.add_arguments, parity.run),
     "diagnose": (diagnose.HELP, diagnose.add_arguments, diagnose.run),
     "read": (read.HELP, read.add_arguments, read.run),

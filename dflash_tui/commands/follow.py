@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from dflash_tui.commands.nodes import Node
 from dflash_tui.commands.outcome import CommandError, Exit
 from dflash_tui.commands.output import amount, clean, console, duration, note, number
+from dflash_tui.commands.sides import side_figures, side_words
 from dflash_tui.fleet import facts as fleet_facts
 from dflash_tui.fleet.facts import Job, JobsArrived, LinkChanged, LinkState
 from dflash_tui.fleet.format import unit_of
@@ -37,21 +38,39 @@ class Lines:
 
     def show(self, job: Job) -> None:
         progress = job.progress or fleet_facts.Progress()
-        tenth = progress.done * 10 // progress.total if progress.total else 0
-        seen = (job.state, progress.phase, tenth)
+        tenth = _tenth(progress)
+        sides = tuple((side.state, side.phase, _tenth(side)) for side in job.sides.values())
+        seen = (job.state, sides or (progress.phase, tenth))
         if seen != self._last:
             self._last = seen
-            print(f"{job.verb} {job.id}: {job.state}{_figures(job)}", file=self._stream, flush=True)
+            figures = f", {side_words(job)}" if sides else _figures(job)
+            print(f"{job.verb} {job.id}: {job.state}{figures}", file=self._stream, flush=True)
+
+
+def _tenth(seen: fleet_facts.Progress | fleet_facts.Side) -> int:
+    return seen.done * 10 // seen.total if seen.total else 0
 
 
 class Bar:
-    """One bar on the terminal."""
+    """One bar on the terminal, or one for each side of a comparison."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: TaskID | None = None
+        self._sides: dict[str, TaskID] = {}
 
     def show(self, job: Job) -> None:
+        for name, side in job.sides.items():
+            if name not in self._sides:
+                self._sides[name] = self._progress.add_task(f"{name:>5}", total=None, figures="")
+            self._progress.update(self._sides[name], completed=side.done, total=side.total, figures=side_figures(side))
+        at_work = any(side.state in ("starting", "running") for side in job.sides.values())
+        if not at_work:
+            self._show_job(job)
+        if self._task is not None:
+            self._progress.update(self._task, visible=not at_work)
+
+    def _show_job(self, job: Job) -> None:
         seen = job.progress or fleet_facts.Progress()
         if self._task is None:
             self._task = self._progress.add_task("", total=None, figures="")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from dflash_tui.commands import parity
+from dflash_tui.commands import compare, parity
 from dflash_tui.commands.nodes import connected, find_job, one_node, the_host
 from dflash_tui.commands.outcome import CommandError, Exit, of_job
 from dflash_tui.commands.output import clean
@@ -72,7 +72,7 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
             raise CommandError(
                 Exit.BAD_INPUT, clean(str(plan.get("error"))), clean(str(plan.get("remedy") or "")), node.host
             )
-        outcome = parity.outcome if launch.verb == "parity" else of_job
+        outcome = {"parity": parity.outcome, "compare": compare.outcome}.get(launch.verb, of_job)
         return finish(node, start(node, launch), args, outcome=outcome)
 
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from rich.table import Table
+
 from backends.spec import ParitySpec
 from dflash_tui.commands.nodes import one_node, path_on, the_host
 from dflash_tui.commands.outcome import Exit, of_job
@@ -62,15 +64,7 @@ def outcome(job: Job) -> Exit:
 
 def show_result(result: Mapping[str, Any]) -> None:
     """The layers as a table on stdout; the verdict, and why it is bad, on stderr."""
-    layers = result.get("layers") or {}
-    # One of the two has its place: only float8 loses values to 0.
-    unseen = "worst_of_largest" if any(layer.get("lost_share") for layer in layers.values()) else "lost_share"
-    columns = {title: key for title, key in _COLUMNS.items() if key != unseen}
-    shown = table("layer", *columns, "", right=("layer", *columns))
-    for layer_id, layer in layers.items():
-        cells = [_figure(key, layer.get(key)) for key in columns.values()]
-        shown.add_row(clean(layer_id), *cells, "good" if layer.get("good") else "BAD")
-    console().print(shown)
+    console().print(layers_table(result.get("layers") or {}))
     sides = " with ".join(_format(result.get(side)) for side in ("reference_format", "output_format"))
     note(
         f"parity is {clean(str(result.get('verdict')))}: {sides}, {result.get('samples', 0):,} samples,"
@@ -78,6 +72,18 @@ def show_result(result: Mapping[str, Any]) -> None:
     )
     for reason in result.get("reasons") or ():
         complain(str(reason))
+
+
+def layers_table(layers: Mapping[str, Any]) -> Table:
+    """What parity found of each layer."""
+    # One of the two has its place: only float8 loses values to 0.
+    unseen = "worst_of_largest" if any(layer.get("lost_share") for layer in layers.values()) else "lost_share"
+    columns = {title: key for title, key in _COLUMNS.items() if key != unseen}
+    shown = table("layer", *columns, "", right=("layer", *columns))
+    for layer_id, layer in layers.items():
+        cells = [_figure(key, layer.get(key)) for key in columns.values()]
+        shown.add_row(clean(layer_id), *cells, "good" if layer.get("good") else "BAD")
+    return shown
 
 
 def _figure(key: str, value: Any) -> str:

@@ -34,7 +34,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default=_DEFAULTS["backend"])
     parser.add_argument(
         "--layers",
-        type=_layers,
+        type=layers_of,
         default=_DEFAULTS["layers"],
         metavar="LAYERS",
         help=f"{' or '.join(PRESETS)}, or ids as 2,10,18 (0 = embeddings, N = before the final norm)",
@@ -119,7 +119,8 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("extra_args", nargs="*", metavar="-- ARGUMENT", help="for `vllm serve`, untouched")
 
 
-def _layers(text: str) -> str | tuple[int, ...]:
+def layers_of(text: str) -> str | tuple[int, ...]:
+    """A preset or layer ids as typed. Raises ArgumentTypeError."""
     if text in PRESETS:
         return text
     try:

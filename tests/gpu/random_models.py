@@ -45,8 +45,9 @@ ALL = {**SHAPES, PUBLISHED: {**SHAPES["qwen3.6-27b"], "family": "qwen3_5", "voca
 VISION = {"hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "depth": 1}
 TINY = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 TINY_DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
-# What vLLM's kernels for the CPU take.
+# What vLLM's kernels for the CPU take; its vision part would need torchvision.
 TINY_PUBLISHED: dict[str, Any] = {
+    "family": "qwen3_5_text",
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 64,
@@ -73,10 +74,9 @@ def config_of(name: str, tiny: bool) -> Any:
         sizes.pop(key) for key in ("family", "num_hidden_layers", "hidden_size", "vocab_size")
     )
     config = tiny_config(family, layers, hidden, vocabulary, **sizes)
-    if name == PUBLISHED:
-        vision = config.vision_config
-        for field, value in {**({} if tiny else VISION), "out_hidden_size": hidden}.items():
-            setattr(vision, field, value)
+    if name == PUBLISHED and not tiny:
+        for field, value in {**VISION, "out_hidden_size": hidden}.items():
+            setattr(config.vision_config, field, value)
     return config
 
 

@@ -166,23 +166,24 @@ def works(run: Run, cell: str, model: Path) -> dict[str, Any]:
     if job["exit"]:
         found["diagnosis"] = run.ask("diagnose", job["job"], code=None) if job.get("job") else None
         return found
-    found["verify"] = run.ask("verify", run.work / f"states-{cell}")
+    found["verify"] = run.ask("verify", run.work / f"states-{cell}", "--recompute", 2, *run.gpus)
     shutil.rmtree(run.work / f"states-{cell}", ignore_errors=True)
     return found
 
 
-def starts(job: dict[str, Any]) -> float | None:
-    """Seconds from the job's start to the server's health, by its events."""
-    log = Path(str(job.get("log") or ""))
-    events = log.with_name("events.jsonl")
-    times: dict[str, float] = {}
-    if events.is_file():
-        for line in events.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            name = event.get("phase") if event.get("event") == "phase" else event.get("event")
-            times.setdefault(str(name), event.get("time", 0.0))
-    end = times.get("progress") or times.get("healthy")
-    return round(end - times["started"], 1) if end and "started" in times else None
+def starts(job: dict[str, Any]) -> dict[str, float]:
+    """Seconds from the server's start to each phase of it, by the job's events."""
+    events = Path(str(job.get("log") or "")).with_name("events.jsonl")
+    began, found = None, {}
+    for line in events.read_text(encoding="utf-8").splitlines() if events.is_file() else ():
+        event = json.loads(line)
+        if event["event"] == "worker" and event.get("port") and began is None:
+            began = event["t"]
+        elif event["event"] == "phase" and began is not None:
+            found.setdefault(event["phase"], round(event["t"] - began, 1))
+        elif event["event"] == "progress" and began is not None and event["done"]:
+            found.setdefault("first sample", round(event["t"] - began, 1))
+    return found
 
 
 def keep_log(run: Run, cell: str, job: dict[str, Any]) -> None:
@@ -191,9 +192,16 @@ def keep_log(run: Run, cell: str, job: dict[str, Any]) -> None:
         shutil.copy(log, run.out / f"{cell}.log")
 
 
-def refused(run: Run, cell: str, model: Path, flags: list[str]) -> dict[str, Any]:
+def refused(run: Run, cell: str, model: Path) -> dict[str, Any]:
     """The launch refused, the server started by hand and failing, and the cause that diagnose names."""
     from backends.vllm.command import ServeSpec, serve_command
+    from backends.vllm.compat import version_of
+    from backends.vllm.table import FLAGS, Case
+
+    # A verdict of no has no flags: those that the family and the version would need.
+    family = json.loads((model / "config.json").read_text(encoding="utf-8"))["model_type"]
+    case = Case(family, version_of(run.version) or (0,), not run.args.tiny, 1)
+    flags = [word for note in FLAGS if note.applies(case) for word in note.text.split()]
 
     launch = run.ask("launch", *extraction(run, cell, model, 8), code=2)
     log = run.out / f"{cell}.log"

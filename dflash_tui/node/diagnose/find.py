@@ -48,7 +48,7 @@ _AT_STOP = ("nccl",)  # ranks that lose each other when one of them ends
 _FOLLOWING = re.compile(
     r"^(?:EngineDeadError|ChildFailedError|ProcessExitedException|BrokenProcessPool|RemoteTraceback|_RemoteTraceback|RayTaskError"
     r"|ActorDiedError|(?:Base)?ExceptionGroup|CalledProcessError)\b|[Ss]ee (?:root cause|(?:the )?stack trace).{0,12}above"
-    r"|Worker failed with error|^RuntimeError: Executor failed\b|initialization failed due to an exception in a background process"
+    r"|Worker failed with error|^RuntimeError: (?:Executor failed\b|Error raised in subprocess:)|initialization failed due to an exception in a background process"
 )
 _NOISE_LINE = re.compile(
     r"resource_tracker|destroy_process_group|leaked |dump_input\.py|\[shutdown\]|BrokenPipe|Broken pipe|nanobind"

@@ -61,12 +61,13 @@ class StatesError(StoreError):
     """A whole file whose values cannot be a model's states."""
 
 
-class ShapeError(StoreError):
-    """A whole file of another shape than it must be. shape: of its `hidden_states`."""
+class MisfitError(StoreError):
+    """A whole file of another shape or dtype than it must be. shape: of its `hidden_states`; dtype: torch's name."""
 
-    def __init__(self, message: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, message: str, sample: SampleFile) -> None:
         super().__init__(message)
-        self.shape = shape
+        self.shape: tuple[int, ...] = tuple(sample.states.shape)
+        self.dtype = sample.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +275,11 @@ def check_file(path: Path, *, token_ids: Sequence[int], layers: int, hidden_size
     """Raises StoreError where a file is not the hidden states of these tokens in `layers` slots of this dtype."""
     sample = read_file(path)
     if sample.dtype != dtype:
-        raise StoreError(f"{path.name} holds {sample.dtype}, not {dtype}")
+        raise MisfitError(f"{path.name} holds {sample.dtype}, not {dtype}", sample)
     if sample.states.shape != (len(token_ids), layers, hidden_size):
-        raise ShapeError(
+        raise MisfitError(
             f"{path.name}: shape {list(sample.states.shape)} instead of {[len(token_ids), layers, hidden_size]}",
-            sample.states.shape,
+            sample,
         )
     if not np.array_equal(sample.token_ids, np.asarray(token_ids, dtype=np.int64)):
         raise StoreError(f"{path.name}: token_ids differ from the dataset's")

@@ -7,7 +7,7 @@ stands in the manifest, both on the disk; every other state of a sample is "to b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from backends.plan.extract import ExtractPlan, plan_extract
 from backends.progress import Progress
 from backends.spec import ExtractSpec
 from backends.store import MANIFEST, Entry, Store, StoreError, check_sample, unwritable
-from backends.vllm.planning import ANSWER_TOKENS
+from backends.vllm.planning import too_long
 from backends.workers import IN_FLIGHT, LocalWorkers, Message, Work, Workers
 
 _POLL_S = 0.1
@@ -70,6 +70,14 @@ def extract(
         store.close()
 
 
+def _server_versions(vllm: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the plan's vLLM, which has a Python and a torch of its own."""
+    if not vllm.get("version"):
+        return {}
+    beside = {"torch of vllm": vllm.get("torch"), "transformers of vllm": vllm.get("transformers")}
+    return {"versions": {"vllm": vllm["version"], **beside}}
+
+
 class _Run:
     def __init__(
         self,
@@ -113,6 +121,7 @@ class _Run:
             hidden_size=plan.shape.hidden_size,
             bytes_per_token=plan.bytes_per_token,
             workers=plan.workers,
+            **_server_versions(plan.vllm),
         )
         for warning in plan.warnings:
             self.events.emit("warning", message=warning)
@@ -146,6 +155,8 @@ class _Run:
             "layer_ids": list(self.plan.layer_ids),
             "file_dtype": self.plan.spec.stored_dtype,
             "packing": self.packing,
+            "restarts": self.restarts,
+            "versions": self.plan.versions,
             "output": str(self.store.output),
             "manifest": str(self.store.output / MANIFEST),
             **told,
@@ -221,6 +232,8 @@ class _Run:
             self._phase(fields["phase"])
         elif event == "ready":
             self._ready(message)
+        elif event == "server":
+            self.events.emit("worker", worker=message.worker, state="starting", **fields)
         elif event in ("done", "disk"):
             rows = self.flying.pop(fields["id"], ())
             if event == "disk":
@@ -242,13 +255,21 @@ class _Run:
     def _start(self, worker: int) -> None:
         pid = self.workers.start(worker)
         self.started.add(worker)
-        self.events.emit("worker", worker=worker, state="starting", device=self.plan.device, pid=pid)
+        self.events.emit("worker", worker=worker, state="starting", device=self._device(worker), pid=pid)
+
+    def _device(self, worker: int) -> str:
+        """The GPUs that a worker is given, or what there is in their place."""
+        size = self.plan.spec.tensor_parallel
+        return ", ".join(self.plan.spec.gpus[worker * size : (worker + 1) * size]) or self.plan.device
 
     def _ready(self, message: Message) -> None:
         fields = message.fields
         if self.next_id == 0:
             self.progress.begin()
-        self._within(fields.get("most_tokens"), fields.get("limited_by", ""))
+        rows = (row for rows in self.waiting for row in rows)
+        long = too_long(self.plan.lengths, rows, fields.get("most_tokens"), fields.get("limited_by", ""))
+        if long is not None:
+            raise long
         self._phase("extracting")
         self.events.emit(
             "worker", worker=message.worker, state="ready", device=fields["device"], pid=fields.get("pid") or None
@@ -259,18 +280,6 @@ class _Run:
         if fields["fallback"] and not self.fell_back:
             self.fell_back = True
             self.events.emit("warning", message=f"gated delta nets by PyTorch, which is slower: {fields['fallback']}")
-
-    def _within(self, most: int | None, why: str) -> None:
-        """Raises JobError where a sample that is to be made is longer than what a server takes: it would wait for ever."""
-        rows = [row for rows in self.waiting for row in rows]
-        row = max(rows, key=self.plan.lengths.__getitem__, default=None)
-        if most is None or row is None or self.plan.lengths[row] + ANSWER_TOKENS <= most:
-            return
-        raise JobError(
-            f"row {row} has {self.plan.lengths[row]} tokens, and with the one of its answer the vLLM server does not take it:"
-            f" {why}",
-            "prepare the dataset with smaller max_tokens, or give the server more memory",
-        )
 
     # --- what became of packs ---------------------------------------------------------------------------------------
 
@@ -291,12 +300,17 @@ class _Run:
             self.skipped[row] = why
             self.progress.skipped = len(self.skipped)
             if len(self.skipped) > _SKIP_SHARE * self.progress.total:
-                remedy = "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does"
                 raise JobError(
-                    f"row {row}: {why} ({len(self.skipped)} of {self.progress.total} samples so)",
-                    remedy if self.float8 is None else f"{REMEDY}; else {remedy}",
+                    f"row {row}: {why} ({len(self.skipped)} of {self.progress.total} samples so)", self._remedy()
                 )
             self.events.emit("warning", message=f"row {row} is skipped: {why}")
+
+    def _remedy(self) -> str:
+        """What to do about states that fail their checks."""
+        dtype = "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does"
+        if self.plan.spec.backend == "vllm":
+            dtype = f"use another vLLM or the backend hf, for a vLLM may extract wrongly from a model; else {dtype}"
+        return dtype if self.float8 is None else f"{REMEDY}; else {dtype}"
 
     def _split(self, rows: tuple[int, ...], why: str) -> None:
         """A pack that does not fit into memory comes again in halves."""

@@ -163,7 +163,10 @@ class LocalWorkers:
             raise RuntimeError("no worker has room")
         worker = min(ready, key=lambda candidate: len(candidate.works))
         worker.works[work.id] = work
-        worker.send({"op": "pack", "id": work.id, "rows": work.rows})
+        worker.send(self._order_of(work))
+
+    def _order_of(self, work: Work) -> dict[str, Any]:
+        return {"op": "pack", "id": work.id, "rows": work.rows}
 
     def in_flight(self) -> int:
         return sum(len(worker.works) for worker in self._processes.values())

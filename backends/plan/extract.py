@@ -19,7 +19,7 @@ from backends.plan.download import Pending
 from backends.plan.float8 import UNKNOWN, float8_known
 from backends.plan.output import check_output
 from backends.spec import ExtractSpec
-from backends.vllm.planning import plan_server
+from backends.vllm.planning import plan_server, too_long
 
 if TYPE_CHECKING:
     from backends.dataset import PreparedDataset
@@ -56,6 +56,16 @@ class ExtractPlan:
     def workers(self) -> int:
         """Processes that compute: one a GPU, or of vLLM one a server."""
         return max(len(self.spec.gpus) // self.spec.tensor_parallel, 1)
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Of what computes the states: this Python's packages, or vLLM's and what is beside it."""
+        if not self.vllm:
+            return versions()
+        return {
+            "vllm": self.vllm["version"],
+            **{name: self.vllm.get(name) for name in ("torch", "transformers", "cuda")},
+        }
 
     @property
     def longest(self) -> int:
@@ -123,7 +133,7 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         raise ((server.problem() if server is not None else None) or error) from None
     ids = layer_ids(spec.layers, shape.num_layers)
     require_packages()
-    device = device_of(spec) if server is None else ("cuda" if spec.gpus or spec.device == "cuda" else "cpu")
+    device = device_of(spec) if server is None else _device_of_server(spec)
     # From here on numpy and datasets are needed, and now known to be there.
     from backends.dataset import PreparedDataset
     from backends.fingerprint import model_fingerprint
@@ -185,7 +195,7 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
     else:
         result.packing = "the server's own batches"
         result.vllm = server.facts(spec, ids, longest)
-        result.warnings += server.warnings()
+        result.warnings += server.warnings(ids)
     if ids[-1] != shape.num_layers:
         result.warnings.append(
             f"the trainer takes its targets from layer id {shape.num_layers}, the last one, which is not among the layers"
@@ -214,8 +224,16 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
             " (max_position_embeddings)"
         )
     if server is not None:
-        result.problem = server.problem() or result.problem
+        long = too_long(lengths, todo, server.most_tokens, server.limited_by)
+        result.problem = server.problem() or long or result.problem
     return result
+
+
+def _device_of_server(spec: ExtractSpec) -> str:
+    """ "server" where one runs already: what it computes on is its own."""
+    if spec.server_url:
+        return "server"
+    return "cuda" if spec.gpus or spec.device == "cuda" else "cpu"
 
 
 def _rows(spec: ExtractSpec, lengths: list[int]) -> range:

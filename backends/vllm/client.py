@@ -86,6 +86,13 @@ class ServerClient:
         line = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")), "")
         return kv_tokens_of(dict(_LABEL.findall(line)))
 
+    def version(self) -> str | None:
+        """The version of its vLLM, None where it does not tell."""
+        try:
+            return str(self._get("/version").json()["version"])
+        except (NoAnswer, ValueError, KeyError, TypeError):
+            return None
+
     def extract(self, model: str, token_ids: Sequence[int], path: str | None = None) -> str:
         """The path of the file with a sample's states, as the server names it. Raises NoAnswer, Refused.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from backends.disk import free_bytes
 from backends.errors import JobError, WorkerError, one_line
-from backends.hsfile import Entry, ShapeError, StatesError, StoreError
+from backends.hsfile import Entry, MisfitError, StatesError, StoreError
 from backends.vllm.client import NoAnswer, Refused, ServerClient
 from backends.vllm.filing import Filer, NotThere
 
@@ -52,8 +52,8 @@ class Lost(Exception):
 class Feeder:
     """The threads of one server. Everything that they find is told through `tell`, or raised by `check`.
 
-    model: its name in requests. shape: (layers, width) of a file. direct: a folder for files that we name, where the server takes
-    that, else None. tell: called from many threads with an event and its fields. own: the server is ours and can be started anew.
+    model: its name in requests. shape, dtype: (layers, width) of a file, and of its states. direct: a folder for files that we name, where the server takes
+    that, else None. tell: called from many threads with an event and its fields.
     explain: what the server said of states that it could not write, and whether of a full disk.
     """
 
@@ -64,11 +64,11 @@ class Feeder:
         *,
         model: str,
         shape: tuple[int, int],
+        dtype: str,
         bytes_per_token: int,
         output: Path,
         direct: Path | None,
         concurrency: int,
-        own: bool,
         tell: Callable[..., None],
         explain: Callable[[], tuple[str, bool]],
     ) -> None:
@@ -76,10 +76,10 @@ class Feeder:
         self._filer = filer
         self._model = model
         self._shape = shape
+        self._dtype = dtype
         self._bytes_per_token = bytes_per_token
         self._output = output
         self._direct = direct
-        self._own = own
         self._tell = tell
         self._explain = explain
         self._asked: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
@@ -188,8 +188,8 @@ class Feeder:
         assert path is not None
         try:
             entry = self._filer.take(sample.row, sample.token_ids, path, self._stop.is_set)
-        except ShapeError as error:
-            self._misfit(error.shape)
+        except MisfitError as error:
+            self._misfit(error)
             return self._no_file(sample, f"its file is no good: {error}")
         except StatesError as error:
             why = str(error).removeprefix(f"{path.name}: ")
@@ -216,14 +216,16 @@ class Feeder:
             return self._one_less()
         return self._again(sample, f"{why}; it says: {said}" if said else why, _FILE_TRIES)
 
-    def _misfit(self, found: tuple[int, ...]) -> None:
-        """Raises JobError where a file [T, L, H] is of other layers or another width than the job's."""
-        if len(found) != 3 or found[1:] == self._shape:
-            return
-        layers, width = self._shape
+    def _misfit(self, found: MisfitError) -> None:
+        """Raises JobError where a file is of other layers, another width or another dtype than the job's."""
+        *_, layers, width = found.shape if len(found.shape) == 3 else (0, 0)
+        wanted = *self._shape, self._dtype
+        if (layers, width, found.dtype) == wanted:
+            return  # a sample of another length: it may come right
         raise JobError(
-            f"the vLLM server writes {found[1]} layers of width {found[2]}, and this job wants {layers} of width {width}",
-            "give the server the job's layer ids (eagle_aux_hidden_state_layer_ids) and model",
+            f"the vLLM server writes {layers} layers of width {width} in {found.dtype}, and this job wants {wanted[0]} of"
+            f" width {wanted[1]} in {wanted[2]}",
+            "give the server the job's model, dtype and layer ids (eagle_aux_hidden_state_layer_ids)",
         )
 
     def _done(self, sample: Sample, entry: Entry | None, why: str) -> None:

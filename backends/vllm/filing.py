@@ -16,6 +16,9 @@ from typing import Any
 from backends.hsfile import TMP_PREFIX, Entry, StoreError, file_name, read_file
 from backends.store import check_sample
 
+# Beside what a server writes: a link to the folder of its sockets and other temporary files, which lies where such files do.
+TEMPORARY = "temporary"
+TEMPORARY_PREFIX = "dflash-vllm-"
 _POLL_S = 0.01
 # Renaming is not possible, but copying may be.
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -138,7 +141,18 @@ def _locked(fd: int) -> bool:
     return True
 
 
+def drop_temporary(link: Path) -> None:
+    """Removes the folder of a server's temporary files, and the link that leads there."""
+    with contextlib.suppress(OSError):
+        target = link.readlink()
+        if target.name.startswith(TEMPORARY_PREFIX):
+            shutil.rmtree(target, ignore_errors=True)
+        link.unlink()
+
+
 def sweep(folder: Path) -> None:
-    """Removes a folder of a server and all in it."""
+    """Removes a folder of a server, or that of all servers, and all in it."""
+    for link in (folder / TEMPORARY, *folder.glob(f"*/{TEMPORARY}")):
+        drop_temporary(link)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends.environment import cuda_cards, cuda_of_driver
 from backends.errors import JobError
@@ -14,6 +16,9 @@ from backends.spec import ExtractSpec
 from backends.vllm.command import ServeSpec, check_extra_args, serve_command
 from backends.vllm.compat import Verdict, can_extract
 from backends.vllm.found import Found, find_vllm
+
+if TYPE_CHECKING:
+    from backends.vllm.other import OtherPlan
 
 # The server writes there, on the disk of the output; what is finished is moved out.
 STAGING = ".vllm"
@@ -27,6 +32,9 @@ class ServerPlan:
 
     found: Found
     verdict: Verdict
+    # A server of ours is started for the longest sample.
+    most_tokens: int | None = None
+    limited_by: str = ""
 
     def facts(self, spec: ExtractSpec, layer_ids: Sequence[int], longest: int) -> dict[str, Any]:
         """The plan's `vllm`: python, version, what is beside it, the verdict's fields and the command (null where it cannot).
@@ -60,15 +68,35 @@ class ServerPlan:
         """Why the job cannot run: this vLLM is known to be unable."""
         return JobError(self.verdict.why, self.verdict.remedy) if self.verdict.ok is False else None
 
-    def warnings(self) -> list[str]:
+    def warnings(self, layer_ids: Sequence[int]) -> list[str]:
         """What is not known of this vLLM and the model, and its known faults, a line each."""
         verdict = self.verdict
         unknown = [f"{verdict.why}: {verdict.remedy}" if verdict.remedy else verdict.why] if verdict.ok is None else []
         return [*unknown, *verdict.warnings]
 
 
-def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan:
-    """Finds this node's vLLM and asks what it can do with the model of this config.json. Raises JobError."""
+def too_long(lengths: Sequence[int], rows: Iterable[int], most: int | None, why: str) -> JobError | None:
+    """The error of the longest of these rows where a server does not take it: such a request may wait for ever."""
+    row = max(rows, key=lengths.__getitem__, default=None)
+    if most is None or row is None or lengths[row] + ANSWER_TOKENS <= most:
+        return None
+    return JobError(
+        f"row {row} has {lengths[row]} tokens, too many for the vLLM server with the one of its answer: {why}",
+        "prepare the dataset with smaller max_tokens, or give the server more memory for its KV cache",
+    )
+
+
+def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan | OtherPlan:
+    """Finds this node's vLLM and asks what it can do with the model of this config.json; or asks the server that runs already.
+
+    Raises JobError.
+    """
+    if importlib.util.find_spec("httpx") is None:
+        raise JobError(f"the Python {sys.executable} has no httpx, which speaks to vLLM", "install httpx into it")
+    if spec.server_url:
+        from backends.vllm.other import plan_other
+
+        return plan_other(spec)
     if len(spec.gpus) % spec.tensor_parallel and spec.gpus:
         raise JobError(
             f"{len(spec.gpus)} GPUs were chosen, which are no whole groups of tensor_parallel {spec.tensor_parallel}",

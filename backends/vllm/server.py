@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.vllm.command import HOST
+from backends.vllm.filing import TEMPORARY, TEMPORARY_PREFIX, drop_temporary
 from backends.vllm.session import end_session, members
 
 
@@ -34,6 +36,9 @@ def port_taken(port: int) -> bool:
 class Server:
     """A server of ours. folder: an empty one, for `python -m` sees the modules of the folder that it is started in.
 
+    It never removes its sockets and other temporary files: they get a folder of their own, with a short name, for a socket's
+    path has but 107 bytes. A link beside `folder` leads there (`TEMPORARY`), so that whoever sweeps finds it.
+
     Its output goes straight to this process's stderr, which is the job's log: by that file's inode it is found should all of
     ours be killed.
     """
@@ -45,7 +50,7 @@ class Server:
             stdout=2,
             stderr=2,
             cwd=folder,
-            env=dict(environment),
+            env={**environment, "TMPDIR": str(_temporary(folder.parent / TEMPORARY))},
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -69,6 +74,13 @@ class Server:
         if gone:
             self._process.wait()
         return gone
+
+
+def _temporary(link: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+    drop_temporary(link)
+    link.symlink_to(folder)
+    return folder
 
 
 def how_ended(status: int) -> str:

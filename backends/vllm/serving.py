@@ -1,7 +1,7 @@
 """One vLLM server and its client, as a process that the runner starts: samples in on stdin, results out on stdout.
 
-The lines are those of `backends.worker`; an order `pack` holds one row. Told besides: server {pid, port}. What it does not
-survive ends its server, too: stdin closes where the runner is gone, and SIGTERM asks for the end.
+The lines are those of `backends.worker`, but for the order sample {id, row, token_ids} and for what is told besides: server
+{pid, port}. What it does not survive ends its server, too: stdin closes where the runner is gone, and SIGTERM asks for the end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from backends.vllm.command import HOST, ServeSpec, serve_command, takes_paths
 from backends.vllm.feeding import Feeder, Lost, Sample
 from backends.vllm.filing import Filer
 from backends.vllm.log import ServerLog
+from backends.vllm.other import address, limit, our_model
 from backends.vllm.server import Server, free_port, how_ended, port_taken
 from backends.worker import CRASHED, ORPHANED, Answers
 
@@ -110,22 +111,18 @@ class ServerWorker:
         self._kindly = False
 
     def run(self) -> int:
-        from backends.dataset import PreparedDataset
-
         try:
             client, model = self._connect()
         except _Stopped:
             return 0
-        dataset = PreparedDataset(self._spec.dataset)
         self._feeder = self._feed(client, model)
         self._ready(client, model)
         told = time.monotonic()
         while True:
             with contextlib.suppress(queue.Empty):
                 order = self._inbox.get(timeout=_POLL_S)
-                if order["op"] == "pack":
-                    (row,) = order["rows"]
-                    self._feeder.submit(Sample(order["id"], row, dataset.row(row)[0]))
+                if order["op"] == "sample":
+                    self._feeder.submit(Sample(order["id"], order["row"], order["token_ids"]))
                 else:
                     self._kindly = order["op"] == ENDED and not self._feeder.busy
                     return 0
@@ -188,15 +185,17 @@ class ServerWorker:
                 custom_save_path=takes_paths(vllm["version"]),
             )
         )
-        environment = {"VLLM_NO_USAGE_STATS": "1", **os.environ, "VLLM_API_KEY": key}
+        added = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
         if gpus:
-            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+            added |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         elif spec.device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+            added["CUDA_VISIBLE_DEVICES"] = ""
         self._log.read()
-        self._server = Server(command, environment, start_in)
+        self._server = Server(command, {**os.environ, **added, "VLLM_API_KEY": key}, start_in)
         self._log.of(self._server.pid)
-        self._answers.send("server", pid=self._server.pid, port=port)
+        # The key is for this client alone: whoever runs the command again needs none.
+        told = {"command": command, "cwd": str(start_in), "environment": added}
+        self._answers.send("server", pid=self._server.pid, port=port, **told)
         self._tell_phase(self._log.phase)
 
     def _healthy(self, client: ServerClient, port: int, limit_s: float, *, last: bool) -> bool:
@@ -252,19 +251,17 @@ class ServerWorker:
             self._inbox.get(timeout=wait_s)
         except queue.Empty:
             return
-        raise _Stopped  # no pack is sent before `ready`
+        raise _Stopped  # no sample is sent before `ready`
 
     def _connect_to_other(self) -> tuple[ServerClient, Served]:
-        url = self._spec.server_url
+        url = address(self._spec.server_url)
         client = self._new_client(url, os.environ.get("VLLM_API_KEY", ""))
         deadline = time.monotonic() + _THERE_S
         while not client.healthy():
             self._stop_if_asked(_POLL_S)
             if time.monotonic() > deadline:
                 self._raise(f"no healthy vLLM server answers at {url}", "start it, or mend the address")
-        from backends.vllm.other import our_model
-
-        return client, our_model(url, self._served(client), self._spec.model, self._header)
+        return client, our_model(url, self._served(client), self._spec.model)
 
     def _served(self, client: ServerClient) -> list[Served]:
         try:
@@ -294,11 +291,11 @@ class ServerWorker:
             filer,
             model=model.id,
             shape=(len(self._header["layer_ids"]), self._header["hidden_size"]),
+            dtype=spec.stored_dtype,
             bytes_per_token=self._order["bytes_per_token"],
             output=output,
             direct=storage if self._own and takes_paths(self._order["vllm"]["version"]) else None,
             concurrency=spec.concurrency,
-            own=self._own,
             tell=self._answers.send,
             explain=self._explain,
         )
@@ -306,11 +303,7 @@ class ServerWorker:
     def _ready(self, client: ServerClient, model: Served) -> None:
         self._log.read()
         kv = (self._log.kv_tokens if self._own else None) or client.kv_tokens()
-        limits = {
-            f"its max_model_len is {model.max_model_len}": model.max_model_len,
-            f"its KV cache holds {kv} tokens": kv,
-        }
-        most = min(((tokens, why) for why, tokens in limits.items() if tokens), default=None)
+        most, why = limit(model.max_model_len, kv)
         gpus = ", ".join(self._order["gpus"])
         self._answers.send(
             "ready",
@@ -319,8 +312,9 @@ class ServerWorker:
             why_not="",
             fallback="",
             pid=self._server.pid if self._server else 0,
-            most_tokens=most[0] if most else None,
-            limited_by=most[1] if most else "",
+            most_tokens=most,
+            limited_by=why,
+            version=self._order["vllm"].get("version") or client.version(),
         )
 
     def _explain(self) -> tuple[str, bool]:
@@ -334,7 +328,11 @@ class ServerWorker:
         if status is not None:
             self._log.read()
             said = self._log.said()
-            raise Lost(f"the vLLM server {how_ended(status)}" + (f": {said}" if said else ""))
+            line = f"the vLLM server {how_ended(status)}" + (f": {said}" if said else "")
+            if said and self._order["again"] and not self._feeder.delivered:
+                # The second in a row that died over its first samples, and said why.
+                raise WorkerError(line, "see the log")
+            raise Lost(line)
         self._feeder.check()
         if self._feeder.silent_s() > self._spec.stall_s:
             raise Lost(

@@ -11,7 +11,7 @@ from backends.vllm.feeding import AHEAD
 from backends.vllm.filing import sweep
 from backends.vllm.planning import ANSWER_TOKENS, STAGING
 from backends.vllm.session import end_session
-from backends.workers import LocalWorkers, Message
+from backends.workers import LocalWorkers, Message, Work
 
 # A server that outlived its client has nobody left to wait for.
 _GRACE_S = 3.0
@@ -38,6 +38,7 @@ class ServerWorkers(LocalWorkers):
             "packing": plan.packing,
         }
         super().__init__(order, groups, most=spec.concurrency + AHEAD, keep_open=[store.lock_fd])
+        self._dataset = plan.dataset
         self._servers: dict[int, int] = {}
         self._starts = [0] * self.count
 
@@ -48,13 +49,17 @@ class ServerWorkers(LocalWorkers):
         self._starts[worker] += 1
         return {"gpus": self._groups[worker], "folder": str(self._folder(worker)), "again": self._starts[worker] > 1}
 
+    def _order_of(self, work: Work) -> dict[str, Any]:
+        (row,) = work.rows
+        return {"op": "sample", "id": work.id, "row": row, "token_ids": self._dataset.row(row)[0]}
+
     def _folder(self, worker: int) -> Path:
         return self._staging / str(worker)
 
     def _understand(self, message: Message) -> Message | None:
         if message.event == "server":
             self._servers[message.worker] = message.fields["pid"]
-            return None
+            return message
         understood = super()._understand(message)
         if understood is not None and understood.event == "lost":
             self._clear(message.worker)

@@ -6,9 +6,11 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -168,7 +170,7 @@ class Job:
         return found.identity
 
     def nothing_is_left(self, *, staging: bool = False) -> None:
-        """No process, no port, no shared memory, no lock that is held; no file that is none of the manifest's.
+        """No process, no port, no shared memory, no temporary file, no lock that is held; no file that is none of the manifest's.
 
         staging: whether the server's own folder may have stayed, as after a job that nobody was left to clean up for.
         """
@@ -176,6 +178,7 @@ class Job:
         assert [one for one in self.seen if processes.alive(one)] == []
         assert [port for port in self.ports if _listens(port)] == []
         assert [name for name in self.shared if Path(name).exists()] == []
+        assert staging or not list(self.site.temporary.iterdir())
         listed = {entry.file for entry in read_manifest(self.output).entries.values()}
         names = {path.name for path in self.output.iterdir()}
         assert not {name for name in names if name.startswith(TMP_PREFIX) or name.endswith(f"safetensors{LOCK}")}
@@ -195,8 +198,9 @@ class Site:
         home = folder / "home"
         home.mkdir()
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-        places = {"XDG_STATE_HOME": home / "state", "XDG_CACHE_HOME": home / "cache", "TMPDIR": folder / "tmp"}
-        (folder / "tmp").mkdir()
+        # Of a short name: sockets lie below it.
+        self.temporary = Path(tempfile.mkdtemp())
+        places = {"XDG_STATE_HOME": home / "state", "XDG_CACHE_HOME": home / "cache", "TMPDIR": self.temporary}
         self.env = {
             **kept,
             "HOME": str(home),
@@ -210,6 +214,7 @@ class Site:
     def close(self) -> None:
         self.agent.close()
         kill_all(self.state)
+        shutil.rmtree(self.temporary)
 
     def extract(self, name: str, model: str, dataset: str, **spec: Any) -> Job:
         """A launched extraction by vLLM, or by what `spec` says; `output` a folder of its own unless it says one."""
@@ -241,11 +246,24 @@ class Site:
     def verify(self, job: Job, recompute: int = 0) -> dict[str, Any]:
         return self.run("verify", job.id, output=str(job.output), recompute=recompute, device="cpu")
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *words: str) -> subprocess.Popen[str]:
         """`dflash-tui`, with the same node as "local"."""
-        command = [sys.executable, "-m", "dflash_tui.cli", *words]
-        env = {**self.env, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
-        return subprocess.run(command, env=env, capture_output=True, text=True, cwd=self.folder)
+        env = {**self.env, **ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "dflash_tui.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=self.folder,
+        )
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`dflash-tui` to its end."""
+        with self.start(*words) as process:
+            out, err = process.communicate()
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def _listens(port: int) -> bool:

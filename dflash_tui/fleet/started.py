@@ -16,7 +16,10 @@ _NEXT = " \\\n"
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A vLLM server that the job started; of its starts the last one. environment: None in place of a secret's value."""
+    """A vLLM server that the job started; of its starts the last one.
+
+    environment: what was set beside the runner's own; None in place of a secret's value.
+    """
 
     worker: int | None
     pid: int | None
@@ -113,7 +116,7 @@ def _text(job: str, host: str, started: StartedWith, when: str) -> Iterator[str]
         yield ""
         process = "" if server.pid is None else f", process {server.pid}"
         yield f"# vLLM server {'' if server.worker is None else server.worker}{process}"
-        yield command_text(server.argv, server.cwd, server.environment)
+        yield command_text(server.argv, server.cwd, {**_of_launch(started), **server.environment})
     if started.versions or started.system:
         yield ""
         yield "# versions"

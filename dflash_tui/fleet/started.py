@@ -116,6 +116,9 @@ def _text(job: str, host: str, started: StartedWith, when: str) -> Iterator[str]
         yield ""
         process = "" if server.pid is None else f", process {server.pid}"
         yield f"# vLLM server {'' if server.worker is None else server.worker}{process}"
+        if server.cwd:
+            # An empty folder, which the job removes when it ends.
+            yield f"mkdir -p {quoted(server.cwd)} &&{_NEXT.rstrip()}"
         yield command_text(server.argv, server.cwd, {**_of_launch(started), **server.environment})
     if started.versions or started.system:
         yield ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_the_command_can_be_run_as_it_is_shown() -> None:
     }
 
 
-def test_all_that_is_no_command_is_a_comment_so_that_the_whole_can_be_pasted() -> None:
+def test_all_that_is_no_command_is_a_comment_so_that_the_whole_can_be_pasted(tmp_path: Path) -> None:
     started = StartedWith(
         argv=("true",),
         environment={"ODD": "a\nrm -rf /", "API_KEY": None},
@@ -94,7 +95,7 @@ def test_all_that_is_no_command_is_a_comment_so_that_the_whole_can_be_pasted() -
         host="node\nrm",
         system="Linux 6",
         driver="550.54",
-        servers=(StartedServer(0, 77, ("echo", "served"), "/", {"CUDA_VISIBLE_DEVICES": "GPU-1"}),),
+        servers=(StartedServer(0, 77, ("echo", "served"), str(tmp_path / "gone"), {"CUDA_VISIBLE_DEVICES": "GPU-1"}),),
         versions={"python": "3.12.3", "vllm": None, "odd": "1\n2"},
     )
     text = started_text("j-1", "gpu-1", started, "12:00:00")

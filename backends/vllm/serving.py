@@ -1,7 +1,8 @@
 """One vLLM server and its client, as a process that the runner starts: samples in on stdin, results out on stdout.
 
 The lines are those of `backends.worker`, but for the order sample {id, row, token_ids} and for what is told besides: server
-{pid, port}. What it does not survive ends its server, too: stdin closes where the runner is gone, and SIGTERM asks for the end.
+{pid, port, command, cwd, environment}. What it does not survive ends its server, too: stdin closes where the runner is gone,
+and SIGTERM asks for the end.
 """
 
 from __future__ import annotations

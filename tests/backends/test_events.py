@@ -73,3 +73,18 @@ def test_half_a_line_of_a_killed_writer_is_ended_before_the_next(tmp_path: Path)
         events.emit("started")
         events.close()
     assert lines(path) == [None, "started", "started"]
+
+
+def test_versions_are_told_once_with_started_and_those_of_a_server_beside_them(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path, versions={"python": "3.12.3", "torch": None})
+    events.emit("phase", phase="checking")
+    events.emit("started", verb="extract", versions={"vllm": "0.26.0"})
+    events.emit("finished", done=1)
+    events.close()
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("versions") for line in told] == [
+        None,
+        {"python": "3.12.3", "torch": None, "vllm": "0.26.0"},
+        None,
+    ]

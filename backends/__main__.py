@@ -141,15 +141,20 @@ class StopFlag:
 
 def run_main(verb: str, source: str, events_path: str | None, side_of: int = 0) -> int:
     """Runs one verb to its end and says in the last event how it ended. side_of: the process of a comparison, 0 for none."""
+    from backends.environment import versions
+
     should_stop = StopFlag()
     if side_of:
         from backends.compare.processes import end_with
 
         end_with(side_of)
     try:
-        events = EventLog(Path(events_path) if events_path else None, steps=side_of > 0)
+        events = EventLog(Path(events_path) if events_path else None, steps=side_of > 0, versions=versions())
     except OSError as error:
         return _say(f"the events file {events_path} cannot be written: {one_line(error)}", BAD_INPUT)
+    if side_of or verb == "compare":
+        # The log says it once, of each side under its name: in the comparison's `side` events.
+        events.quiet = frozenset({"progress"})
     try:
         spec = read_spec(verb, sys.stdin.read() if source == "-" else _read(source))
         if uses_hub(spec):

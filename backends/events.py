@@ -4,10 +4,10 @@ Every line has `t` (seconds since 1970) and `event`:
 
 | event       | fields |
 |-------------|--------|
-| started     | `verb`, `total` (samples), `already_done`; for extract also `layer_ids`, `hidden_size`, `bytes_per_token`, `workers` |
+| started     | `verb`, `total` (samples), `already_done`; for extract also `layer_ids`, `hidden_size`, `bytes_per_token`, `workers`; `versions`: of the Python that runs it and of its packages, and of vLLM's where one is used |
 | phase       | `phase`: one short text ("loading the model") |
 | progress    | `done`, `total`, `skipped`, `tokens`, `bytes`, `elapsed_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s`, `eta_s` (numbers or null), `phase`; `unit`: "bytes" where `done` and `total` count those of a download |
-| worker      | `worker` (number), `state`: "starting", "ready", "lost" or "ended"; `device`, `pid`, `detail` |
+| worker      | `worker` (number), `state`: "starting", "ready", "lost" or "ended"; `device`, `pid`, `detail`; of a vLLM server that is started its `command`, `cwd`, `environment` (what was set beside the job's own, no secrets) and `port`, and its own `pid` |
 | side        | of a comparison, once a second at most: `side` ("hf", "vllm"), `state` ("waiting", "starting", "running", "done", "failed"), `phase`, `done`, `total`, `tokens`, `bytes`, `elapsed_s`, `startup_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s` (null where not known), `gpus` (UUIDs) |
 | warning     | `message` |
 | finished    | what came of it: `done`, `total`, `tokens`, `bytes`, `elapsed_s` and what the verb adds; the last line of a job that is done; extract with skipped samples adds `message` and `skipped_rows` (the first 100) |
@@ -20,7 +20,7 @@ What a person wants to read of it goes to stdout as well, which is the job's log
 this run only.
 
 Where the runner was started with `--steps`, a `progress` event also has `steps`: what got done since the last one, as
-[[monotonic clock of the machine in seconds, samples, tokens, bytes], ...]; the log does not repeat them.
+[[monotonic clock of the machine in seconds, samples, tokens, bytes], ...].
 """
 
 from __future__ import annotations
@@ -31,21 +31,28 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from backends.errors import JobError, one_line
 
 ENDINGS = ("finished", "interrupted", "failed")
+NO_VERSIONS: Mapping[str, str | None] = MappingProxyType({})
 
 
 class EventLog:
     """Appends events to a file. Half a line, left by a full disk or a killed writer, is ended before the next.
 
-    steps: whether `progress` tells when each part of the work was done.
+    steps: whether `progress` tells when each part of the work was done. versions: told with `started`.
+    quiet: events that the log does not repeat.
     """
 
-    def __init__(self, path: Path | None, *, steps: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, *, steps: bool = False, versions: Mapping[str, str | None] = NO_VERSIONS
+    ) -> None:
         self.steps = steps
+        self.quiet: frozenset[str] = frozenset()
+        self._versions = versions
         self._path = path
         self._torn = path is not None and _ends_torn(path)
         self._fd = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -57,6 +64,8 @@ class EventLog:
         """
         if self._fd is None:
             return
+        if event == "started" and self._versions:
+            fields["versions"] = {**self._versions, **fields.get("versions", {})}
         now = time.time()
         line = json.dumps({"t": round(now, 3), "event": event, **fields}, separators=(",", ":"))
         data = (b"\n" if self._torn else b"") + line.encode() + b"\n"
@@ -70,7 +79,7 @@ class EventLog:
                     f"the last event ({event}) cannot be written to {self._path}: {one_line(error)}",
                     "free some space and run it again: it goes on where it stopped",
                 ) from None
-        if event not in ("failed", "interrupted"):  # these two are said on stderr
+        if event not in ("failed", "interrupted") and event not in self.quiet:  # the first two are said on stderr
             with contextlib.suppress(OSError, ValueError):  # a log that cannot be written must not end the work
                 print(readable(now, event, fields), flush=True)
 
@@ -94,6 +103,6 @@ def readable(now: float, event: str, fields: Mapping[str, Any]) -> str:
     shown = (
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in fields.items()
-        if value is not None and name != "steps"
+        if value is not None
     )
     return " ".join([time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), event, *shown])

@@ -58,7 +58,7 @@ class Progress:
         self.done += samples
         self.tokens += tokens
         self.bytes += nbytes
-        if self._events.steps:
+        if self._events.steps and samples:
             self._steps.append((round(self._clock(), 6), samples, tokens, nbytes))
 
     @property

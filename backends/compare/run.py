@@ -87,6 +87,7 @@ class _Comparison:
         )
         for warning in plan.warnings:
             self.events.emit("warning", message=warning)
+        self._tell(now=True)
         try:
             if plan.spec.together:
                 self._work(list(self.sides.values()))

@@ -188,9 +188,9 @@ class Side:
             )
         elif kind == "failed":
             error = JobError if status == JobError.status else WorkerError
-            self.error = error(
-                f"the {self.name} side failed: {self._last.get('message')}", str(self._last.get("remedy") or "")
-            )
+            # An extraction goes on; a comparison is done anew.
+            remedy = str(self._last.get("remedy") or "").replace(": it goes on where it stopped", "")
+            self.error = error(f"the {self.name} side failed: {self._last.get('message')}", remedy)
         elif kind == "interrupted":
             self.error = WorkerError(f"the {self.name} side was stopped from outside", "start the comparison anew")
         else:

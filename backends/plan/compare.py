@@ -16,6 +16,7 @@ from backends.spec import CompareSpec, ExtractSpec
 
 # Facts of a side's plan that both have in common.
 _COMMON = ("layer_ids", "num_layers", "hidden_size", "family", "dtype", "bytes_per_token", "samples", "tokens")
+_RESTARTS = 1
 _OF_A_SIDE = ("workers", "device", "packing", "memory_bytes_per_worker")
 
 
@@ -79,7 +80,8 @@ def plan_compare(spec: CompareSpec, pending: Pending | None = None) -> ComparePl
     specs: dict[str, ExtractSpec] = {}
     sides: dict[str, ExtractPlan] = {}
     for name in SIDES:
-        specs[name] = replace(spec.side(name), gpus=gpus[name])
+        # What dies again and again is not to be measured.
+        specs[name] = replace(spec.side(name), gpus=gpus[name], worker_restarts=_RESTARTS)
         specs[name] = replace(specs[name], last=_last(spec, warnings if name == "hf" else []))
         # What an earlier comparison left in the side's own folder is taken away first.
         place = output / (f".{name}" if (output / name).exists() else name)

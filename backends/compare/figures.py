@@ -27,7 +27,7 @@ Step = tuple[float, int, int, int]
 
 _MOST_BLOCKS = 20
 _FEWEST_BLOCKS = 5
-_BURSTS_EACH = 3
+_BURSTS_EACH = 2
 # Two steps are of one burst where less than this part of the mean time between steps is between them.
 _TOGETHER = 0.5
 # Of all bursts at most so many may pass before the steady state begins.

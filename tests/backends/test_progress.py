@@ -70,3 +70,19 @@ def test_samples_of_an_earlier_run_count_as_done_and_not_as_pace(tmp_path: Path)
     assert later["done"] == 70
     assert later["samples_per_s"] == pytest.approx(5)
     assert later["eta_s"] == pytest.approx(6)
+
+
+def test_steps_tell_what_got_done_when_and_only_where_they_are_wanted(tmp_path: Path) -> None:
+    clock = [100.0]
+    events = EventLog(tmp_path / "events.jsonl", steps=True)
+    progress = Progress(events, total=10, clock=lambda: clock[-1])
+    for moment, samples in ((101.0, 2), (101.25, 1), (102.5, 0), (103.0, 4)):
+        clock.append(moment)
+        progress.add(samples=samples, tokens=samples * 10, nbytes=samples * 100)
+        progress.tell()
+    progress.tell(now=True)
+    events.close()
+    told = [json.loads(line)["steps"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert told == [[[101.0, 2, 20, 200]], [[101.25, 1, 10, 100]], [[103.0, 4, 40, 400]]]
+    plain = Told(tmp_path / "plain.jsonl", total=10)
+    assert "steps" not in plain.after(1, samples=1)

@@ -1,12 +1,14 @@
 """`python -m vllm.entrypoints.cli.main serve MODEL …`: vLLM's command line and HTTP answers, and faults at a word.
 
-FAKE_VLLM holds a JSON object: `folder` (what it remembers from one start to the next) and the faults, each `{"name": …}` with
+FAKE_VLLM holds a JSON object: `folder` (what it remembers from one start to the next), `recorded` (an extraction whose states
+are answered with, by token ids; absent: made-up ones) and the faults, each `{"name": …}` with
 `starts` (in which starts, counted from 1; absent: in all), `rows` or `times` (of which requests: those whose first token is
 given, or the first so many; absent: all).
 """
 
 import argparse
 import fcntl
+import functools
 import http.server
 import json
 import os
@@ -19,6 +21,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file
 
 SETTINGS = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 FOLDER = Path(SETTINGS["folder"])
@@ -68,6 +71,14 @@ class Fakery:
             file.write(json.dumps({"pid": os.getpid(), "cwd": [path.name for path in Path().iterdir()], "argv": sys.argv[1:], "port": options.port,
                                    "cuda": os.environ.get("CUDA_VISIBLE_DEVICES")}) + "\n")  # fmt: skip
 
+    @functools.cached_property
+    def files(self):
+        files = {path: load_file(path)["token_ids"] for path in Path(SETTINGS["recorded"]).glob("hs_*.safetensors")}
+        return {tuple(ids.tolist()): path for path, ids in files.items()}
+
+    def recorded(self, ids):
+        return load_file(self.files[tuple(ids)])["hidden_states"]
+
     def fault(self, name, ids=None):
         """The fault of that name, where it is due now."""
         for number, fault in enumerate(SETTINGS.get("faults", [])):
@@ -104,7 +115,9 @@ class Fakery:
         else:
             kind, number = DTYPES[SETTINGS.get("dtype", self.options.dtype)]
             layers = self.layers[1:] if self.fault("layer missing") else self.layers
-            values = states(ids, layers, self.width)
+            values = self.recorded(ids) if "recorded" in SETTINGS else states(ids, layers, self.width)
+            if self.fault("shifted"):
+                values = np.roll(values, 1, axis=1)
             if self.fault("zeros", ids):
                 values = values * 0
             if self.fault("other tokens", ids):
@@ -239,7 +252,7 @@ def main():
         time.sleep(taken.get("seconds", 0))
     failing = fake.fault("fails to start")
     if failing:
-        print(failing["words"], flush=True)
+        print(failing["words"].replace("PID", str(os.getpid())), flush=True)
         sys.exit(failing.get("status", 1))
     print(
         f"(EngineCore pid={os.getpid()}) INFO 11-30 12:00:00 [gpu_model_runner.py:1] Starting to load model x...",

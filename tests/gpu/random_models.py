@@ -45,20 +45,14 @@ ALL = {**SHAPES, PUBLISHED: {**SHAPES["qwen3.6-27b"], "family": "qwen3_5", "voca
 VISION = {"hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "depth": 1}
 TINY = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 TINY_DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
-# What vLLM's kernels for the CPU take; its vision part would need torchvision.
+# What vLLM's kernels for the CPU take; its Qwen3.5 would need torchvision.
 TINY_PUBLISHED: dict[str, Any] = {
-    "family": "qwen3_5_text",
+    "family": "qwen3_next",
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 64,
     "linear_num_value_heads": 4,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    },
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5},
 }
 HYBRID = "qwen3.6-27b"
 

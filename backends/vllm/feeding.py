@@ -29,7 +29,7 @@ _FILE_TRIES = 3
 _BACK_OFF_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 # A server that dies closes its connections a little before its process ends.
-_NOTICE_S = 5.0
+_NOTICE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -201,6 +201,11 @@ class Feeder:
         except NotThere as error:
             if self._stop.is_set():
                 return None
+            if not path.parent.is_dir():
+                raise JobError(
+                    f"the vLLM server answered, and {path} is not visible from this machine",
+                    "give a server of this machine, or one that writes to a folder that is shared with it",
+                ) from None
             return self._no_file(sample, f"it answered, and wrote no file: {error}")
         except OSError as error:
             self._tell("disk", id=sample.id, entries=[], message=one_line(error))

@@ -88,7 +88,7 @@ class Filer:
     def _wait(self, path: Path, lock: Path, given_up: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._appear_s
         while not lock.exists() and not path.exists():
-            if time.monotonic() > deadline or given_up():
+            if time.monotonic() > deadline or given_up() or not path.parent.is_dir():
                 raise NotThere(f"{path} is not there")
             time.sleep(_POLL_S)
         try:

@@ -35,7 +35,7 @@ _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\) *)?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:
 _OURS = re.compile(r"^(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ |backends: )")
 _WRITE_FAILED = re.compile(r"Hidden-states write failed for [^:]*: (?P<why>.+)")
 _ARGUMENTS = re.compile(
-    r"^[\w./ -]*\berror: (?P<what>(?:unrecognized arguments|argument |the following arguments|ambiguous option).*)"
+    r"^(?:[\w./ -]{1,80}: )?error: (?P<what>(?:unrecognized arguments|argument |the following arguments|ambiguous option).*)"
 )
 _RAISED = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): *(?P<what>.*)")
 _VALUE = re.compile(r"^ {2}(?:Value|Assertion) error, (?P<what>.+?)(?: \[type=.*)?$")

@@ -9,12 +9,18 @@ from backends.plan.extract import ExtractPlan
 from backends.store import Store
 from backends.vllm.feeding import AHEAD
 from backends.vllm.filing import sweep
+from backends.vllm.log import PHASES
 from backends.vllm.planning import ANSWER_TOKENS, STAGING
 from backends.vllm.session import end_session
 from backends.workers import LocalWorkers, Message, Work
 
 # A server that outlived its client has nobody left to wait for.
 _GRACE_S = 3.0
+
+
+def _order_of_phase(phase: str) -> int:
+    names = [name for name, _ in PHASES]
+    return names.index(phase) if phase in names else len(names)
 
 
 class ServerWorkers(LocalWorkers):
@@ -41,12 +47,14 @@ class ServerWorkers(LocalWorkers):
         self._dataset = plan.dataset
         self._servers: dict[int, int] = {}
         self._starts = [0] * self.count
+        self._phases: dict[int, str] = {}
 
     def _environment(self, gpus: list[str]) -> dict[str, str]:
         return {}
 
     def _first_order(self, worker: int) -> dict[str, Any]:
         self._starts[worker] += 1
+        self._phases.pop(worker, None)
         return {"gpus": self._groups[worker], "folder": str(self._folder(worker)), "again": self._starts[worker] > 1}
 
     def _order_of(self, work: Work) -> dict[str, Any]:
@@ -60,6 +68,13 @@ class ServerWorkers(LocalWorkers):
         if message.event == "server":
             self._servers[message.worker] = message.fields["pid"]
             return message
+        if message.event == "phase":
+            # Of several servers that start, the one that is furthest behind is waited for.
+            self._phases[message.worker] = message.fields["phase"]
+            if any(process.ready for process in self._processes.values()):
+                return None
+            slowest = min(self._phases.values(), key=_order_of_phase)
+            return Message(message.worker, "phase", {"phase": slowest})
         understood = super()._understand(message)
         if understood is not None and understood.event == "lost":
             self._clear(message.worker)

@@ -76,12 +76,13 @@ class Bench:
         self.is_version("0.32.0+cpu")
         self.set()
 
-    def is_version(self, version: str) -> None:
+    def is_version(self, version: str, **beside: str) -> None:
+        """What an installer writes of a vLLM of this version, and of packages beside it."""
         site = self.root / f"site-{version}"
-        (site / f"vllm-{version}.dist-info").mkdir(parents=True)
-        (site / f"vllm-{version}.dist-info" / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
-        )
+        for name, number in {"vllm": version, **beside}.items():
+            folder = site / f"{name}-{number}.dist-info"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
         self.setenv("PYTHONPATH", os.pathsep.join([str(site), str(PACKAGE)]))
 
     def set(self, *faults: dict[str, Any], **settings: Any) -> None:

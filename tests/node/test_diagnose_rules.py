@@ -106,6 +106,8 @@ CASES = [
     ("killed-by-sigkill", "run.sh: line 4:  812 Killed                  vllm serve m\n", "SIGKILL"),
     ("killed-by-sigkill", raised("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n  train.py FAILED\n  exitcode  : -9 (pid: 812)\n  traceback : Signal 9 (SIGKILL) received by PID 812"), "SIGKILL"),
     ("killed-by-sigkill", raised("RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. "), "SIGKILL"),
+    ("hidden-states-not-written", "(Worker pid=7) ERROR 11-30 01:41:02 [example_hidden_states_connector.py:312] Hidden-states write failed for req_id=cmpl-1-0-a: PermissionError(13, 'Permission denied')\n", "hs-connectors"),
+    ("disk-full", "(Worker pid=7) ERROR 11-30 01:41:02 [example_hidden_states_connector.py:312] Hidden-states write failed for req_id=cmpl-1-0-a: SafetensorError('I/O error: No space left on device (os error 28)')\n", "free some space"),
     ("process-died", "(EngineCore pid=7) ERROR 11-30 01:41:02 [multiproc_executor.py:315] Worker proc VllmWorker-1 died unexpectedly (exit code: 1), shutting down executor.\n", "VllmWorker-1"),
     ("connection-lost", raised("ConnectionResetError: [Errno 104] Connection reset by peer"), "server"),
     ("engine-died", raised("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."), "does not show"),

@@ -115,6 +115,13 @@ ROWS = (
         "vLLM: v1/executor/multiproc_executor.py, v1/engine/utils.py",
     ),
     Rule(
+        "hidden-states-not-written",
+        r"Hidden-states write failed for req_id=\S+ (?P<why>(?!.*(?:No space left|quota exceeded|StorageFull|os error 28)).+)",
+        "vLLM could not write the states of a sample: {why}",
+        "see that the folder of the output can be written to, and that hs-connectors and safetensors fit this vLLM",
+        "vLLM: kv_connector/v1/example_hidden_states_connector.py",
+    ),
+    Rule(
         "killed-by-sigkill",
         r"(?P<who>Worker proc \S+|Engine core proc \S+) died unexpectedly \(exit code: -9\)",
         "{who} was killed by SIGKILL: the kernel's out-of-memory killer, or somebody on the node",

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
         node, job = find_job(nodes, args.job)
         started = node.answer(node.link.command(job.id))
     if args.json:
-        print_json({"host_name": node.host, "job": job.id, **to_json(started)})
+        document = to_json(started)
+        print_json({"host": node.host, "job": job.id, "hostname": document.pop("host"), **document})
         return Exit.OK
     text = started_text(job.id, node.host, started, clock(started.time))
     if sys.stdout.isatty():

@@ -155,6 +155,21 @@ def test_what_crosses_is_what_stands_around_the_line_in_as_many_pieces_as_it_tak
     assert whole.data == data[: source.AROUND] and whole.first_line == 1
 
 
+def test_over_ssh_it_is_the_one_channel_that_everything_goes_through(
+    tmp_path: Path, open_link: Opener, options: LinkOptions
+) -> None:
+    path = tmp_path / "code.py"
+    path.write_text(CODE * 3000)
+    link, _ = open_link("node", options)
+    link.wait_live(90)
+    found = link.source(path=str(path), line=150_000).result(90)
+    at = CODE.encode() * 3000
+    assert found.data == at[found.offset : found.offset + len(found.data)] and len(found.data) > 2_000_000
+    assert found.data.split(b"\n")[150_000 - found.first_line] == b"line_100 = 100"
+    with pytest.raises(LinkError, match="has no line 400000: it has 300000 lines"):
+        link.source(path=str(path), line=400_000).result(90)
+
+
 def test_a_hole_of_the_file_is_left_out_and_told(tmp_path: Path, open_link: Opener) -> None:
     path = tmp_path / "sparse.txt"
     with path.open("wb") as file:

@@ -89,7 +89,11 @@ class TextScreen(ConsoleScreen):
         """Shows a text at once, and with the colours of its language (by the file's name) as soon as these are known."""
         self.message = ""
         self.view.show(lines, first_line=first_line, marked=marked, unseen=unseen)
-        colours = await asyncio.to_thread(highlight, lines, name)
+        try:
+            colours = await asyncio.to_thread(highlight, lines, name)
+        except Exception as error:  # one of hundreds of lexers, over whatever a node has: the text is there without it
+            self.tell(f"not highlighted: {type(error).__name__}: {error}")
+            return
         if colours is not None:
             self.view.paint(colours)
 

@@ -32,7 +32,7 @@ SIDE = {
 
 
 @pytest.fixture
-def make(tmp_path: Path, models: dict[str, Path], dataset: Path, extraction: Path, vllm_python: Path) -> Iterator[Make]:
+def make(tmp_path: Path, models: dict[str, Path], dataset: Path, extraction: Path) -> Iterator[Make]:
     made: list[Comparison] = []
 
     def comparison(**spec: Any) -> Comparison:
@@ -78,8 +78,8 @@ def test_a_comparison_runs_both_sides_to_a_verdict_and_keeps_its_reports(make: M
         assert figures["startup_s"] > 0
         assert figures["joules"] is figures["energy_source"] is figures["samples_per_s_per_gpu"] is None
     vllm = result["sides"]["vllm"]
-    # Four at a time, a tenth of a second each, and not less on a machine of whatever speed.
-    assert 0 < vllm["samples_per_s"] <= 40.5
+    # Four at a time, a tenth of a second each; of samples of unlike lengths.
+    assert 0 < vllm["samples_per_s"] < 100
     assert vllm["tokens_per_s"] == pytest.approx(vllm["samples_per_s"] * result["tokens"] / 24, rel=1e-4)
     assert vllm["whole_dataset_s"] == pytest.approx(vllm["startup_s"] + 24 / vllm["samples_per_s"], rel=1e-4)
     assert vllm["versions"]["vllm"] == VERSION

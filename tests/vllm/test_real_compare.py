@@ -11,7 +11,8 @@ import pytest
 from dflash_tui.node.protocol import ENDED
 from tests.vllm.real_node import EAGER, LAYERS, Job, Site, poll
 
-SAMPLES = 48
+# Enough packs and batches of both for an interval.
+SAMPLES = 200
 
 
 class Compared:

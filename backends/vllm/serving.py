@@ -26,7 +26,7 @@ from backends.spec import ExtractSpec
 from backends.vllm.client import NoAnswer, Refused, Served, ServerClient
 from backends.vllm.command import HOST, ServeSpec, serve_command, takes_paths
 from backends.vllm.feeding import Feeder, Lost, Sample
-from backends.vllm.filing import Filer
+from backends.vllm.filing import Filer, sweep
 from backends.vllm.log import ServerLog
 from backends.vllm.other import address, limit, our_model
 from backends.vllm.server import Server, free_port, how_ended, port_taken
@@ -140,6 +140,11 @@ class ServerWorker:
             self._client.close()
         if self._server is not None and not self._server.end(grace_s=_GRACE_S if self._kindly else _GRACE_AT_ONCE_S):
             print(f"processes of the vLLM server {self._server.pid} cannot be killed", flush=True)
+        if self._own:
+            # The runner does that too, but it may be gone.
+            with contextlib.suppress(OSError):
+                sweep(self._folder)
+                self._folder.parent.rmdir()
         if self._kindly:
             self._answers.send("ended")
 

@@ -53,7 +53,7 @@ async def test_one_key_shows_the_command_its_servers_the_versions_and_the_enviro
     app = console(link)
     async with app.run_test(size=(120, 60)) as pilot:
         await pilot.press("2")
-        await until_shown(pilot, JOB.id, "i Command")
+        await until_shown(pilot, JOB.id)
         await pilot.press("i")
         await until_shown(
             pilot,

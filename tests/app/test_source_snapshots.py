@@ -12,6 +12,7 @@ from dflash_tui.app.widgets.prompt_bar import PromptBar
 from dflash_tui.app.widgets.source_view import SourceView
 
 from .scripted import until, until_shown
+from .test_command_screen import JOB
 from .test_command_screen import node as command_node
 from .test_source_screen import FILE, console, node, on_source
 
@@ -37,7 +38,7 @@ def test_a_source_looks_as_it_did(snap_compare: Any, size: tuple[int, int], them
 def test_a_command_looks_as_it_did(snap_compare: Any, size: tuple[int, int]) -> None:
     async def run(pilot: Pilot[Any]) -> None:
         await pilot.press("2")
-        await until_shown(pilot, "i Command")
+        await until_shown(pilot, JOB.id)
         await pilot.press("i")
         await until_shown(pilot, "/opt/worker/bin/python -u")
         view = pilot.app.screen.query_one(SourceView)

@@ -43,9 +43,10 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         Binding("r", "restart", "Restart"),
         Binding("l", "open_log", "Log"),
         Binding("s", "open_source", "Source"),
-        Binding("i", "open_command", "Command"),
+        # Not in the footer, where 80 columns have no room for more; the help and the palette tell of them.
+        Binding("i", "open_command", "Command, environment and versions", show=False),
         Binding("o", "open_file", "Open a file of the node", show=False),
-        Binding("d", "toggle_detail", "Detail"),
+        Binding("d", "toggle_detail", "Detail", show=False),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "clear_filter", "Show all", show=False),
     ]

@@ -38,7 +38,7 @@ class LogView(ScrollView, can_focus=True):
         Binding("g", "top", "Top", show=False),
         Binding("G,end", "follow", "Follow"),
         Binding("home", "line_start", "Start of lines", show=False),
-        Binding("w", "toggle_wrap", "Wrap"),
+        Binding("w", "toggle_wrap", "Wrap", show=False),
         Binding("n", "find(1)", "Next match", show=False),
         Binding("N", "find(-1)", "Match before", show=False),
         Binding("space", "page_down", "Page down", show=False),

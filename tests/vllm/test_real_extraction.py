@@ -74,7 +74,7 @@ def test_parity_is_bad_where_vllms_ids_are_one_more_than_its_files_say(
     """Ids of another convention: the right count, the wrong blocks."""
     before = [layer_id - 1 for layer_id in LAYERS]
     reference = site.extract(
-        f"{kind}-before", getattr(site.data, kind), site.data.conversations, backend="hf", layers=before
+        f"{kind}-before", getattr(site.data, kind), site.data.conversations, backend="hf", layers=before, last=48
     )
     reference.wait("done")
     shifted = tmp_path / "shifted"

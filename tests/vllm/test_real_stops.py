@@ -124,15 +124,3 @@ def test_a_job_is_gone_on_with_after_that_and_a_killed_engine_is_no_end_of_it(ki
     assert job.events("started")[0]["already_done"] >= killed.left > 0
     job.nothing_is_left()
     assert site.verify(job)["verified"] == site.data.samples
-
-
-def test_an_engine_that_dies_with_no_restart_left_fails_the_job_with_what_is_whole(site: Site) -> None:
-    job = site.extract("no-restart", site.data.dense, site.data.conversations, concurrency=MANY, worker_restarts=0)
-    server = job.server()
-    job.until_written(MANY)
-    kill(server.engine)
-    record = job.wait("failed")
-    assert not server.alive()
-    assert "exit status 0" in record["reason"] and "0 restarts" in record["reason"]
-    assert 0 < len(read_manifest(job.output).entries) < site.data.samples
-    job.nothing_is_left()

@@ -41,8 +41,9 @@ _RAISED = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))
 _VALUE = re.compile(r"^ {2}(?:Value|Assertion) error, (?P<what>.+?)(?: \[type=.*)?$")
 # Raised because something else had gone wrong.
 _FOLLOWS = re.compile(
-    r"[Ss]ee root cause above|Engine core initialization failed|EngineDeadError|initialization failed"
+    r"[Ss]ee root cause above|EngineDeadError|initialization failed|^RuntimeError: (?:Executor failed|Worker failed)"
 )
+_DIED = re.compile(r"(?P<what>(?:Worker|Engine core) proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)")
 _FULL = re.compile(
     r"No space left on device|[Qq]uota exceeded|StorageFull|\berrno 28\b|os error 28|Errno 28", re.IGNORECASE
 )
@@ -128,6 +129,9 @@ class ServerLog:
         raised = _RAISED.match(text)
         if raised and not _FOLLOWS.search(text):
             self._keep(text)
+        died = _DIED.search(text)
+        if died:
+            self._keep(died["what"])
         # pydantic's reason stands under its headline.
         value = _VALUE.match(text)
         if value:

@@ -32,6 +32,8 @@ _BURSTS_EACH = 2
 _TOGETHER = 0.5
 # Of all bursts at most so many may pass before the steady state begins.
 _SHARE_BEFORE = 0.25
+# Where all blocks are alike, the interval is wide enough by their correlation.
+_LEAST_FREEDOM = 2.0
 # Student's t, 97.5 %, for 1, 2, 3, ... degrees of freedom; beyond them that of the last, which is a little wide.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -42,7 +44,7 @@ _T = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How sure a rate is. error: the standard error as a share of the rate; freedom: degrees of freedom, at least 1."""
+    """How sure a rate is. error: the standard error as a share of the rate; freedom: degrees of freedom."""
 
     error: float
     freedom: float
@@ -130,7 +132,7 @@ def _spread(begin: float, bursts: Sequence[Step]) -> Spread | None:
         return Spread(0.0, blocks - 1)
     alike = min(max(float(off[:-1] @ off[1:]) / square, 0.0), 0.9)
     count = blocks * (1 - alike) / (1 + alike)
-    return Spread(math.sqrt(square / (blocks - 1) / count), max(count - 1, 1.0))
+    return Spread(math.sqrt(square / (blocks - 1) / count), max(count - 1, _LEAST_FREEDOM))
 
 
 def ratio(one: Steady, other: Steady) -> tuple[float, float | None, float | None]:

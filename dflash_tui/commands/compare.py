@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
+
+from rich.console import Console
 
 from backends.spec import DEVICES, DTYPES, PRESETS, CompareSpec
 from dflash_tui.commands.comparison import show_result
@@ -22,6 +24,7 @@ from dflash_tui.fleet.facts import Job
 HELP = "hf and vllm on the same samples: which is faster here, how sure that is, and whether both write the same"
 
 VERB = CompareSpec.verb
+_ROOM_FOR_SENTENCES = 160  # columns of a terminal
 _DEFAULTS = {field.name: field.default for field in fields(CompareSpec)}
 _REQUIRED = ("model", "dataset", "output")
 _NUMBERS = {
@@ -134,25 +137,33 @@ def _list(args: argparse.Namespace, settings: Settings) -> Exit:
         return code
     found = [document for document in documents if "job" in document]
     if found:
-        shown = table("created", "host", "job", "model", "state", "ratio", "verdict")
-        for column in shown.columns[:3]:
-            column.no_wrap = True  # an id in pieces cannot be copied
-        for entry in sorted(found, key=lambda entry: entry["created"], reverse=True):
-            ratio = entry["ratio"]
-            words = f"{entry['faster'] or '?'} {ratio:.2f}" if isinstance(ratio, (int, float)) else ""
-            cells = (
-                clock(entry["created"])[:16],
-                entry["host"],
-                entry["job"],
-                _base(entry["model"]),
-                entry["state"],
-                words,
-            )
-            shown.add_row(*map(clean, cells), entry["sentence"] or entry["reason"])
-        console().print(shown)
+        print_list(console(), found)
     elif code is Exit.OK:
         print("no comparisons")
     return code
+
+
+def print_list(screen: Console, entries: Sequence[Mapping[str, Any]]) -> None:
+    """The newest first; where the terminal is too narrow for the sentences beside them, they come after."""
+    entries = sorted(entries, key=lambda entry: float(entry["created"]), reverse=True)
+    wide = screen.width >= _ROOM_FOR_SENTENCES
+    shown = table("created", "host", "job", "model", "state", "ratio", *(("verdict",) if wide else ()))
+    for column in shown.columns[:3]:
+        column.no_wrap = True  # an id in pieces cannot be copied
+    for entry in entries:
+        ratio = entry["ratio"]
+        words = f"{entry['faster'] or '?'} {ratio:.2f}" if isinstance(ratio, (int, float)) else ""
+        when = clock(entry["created"])[5:16]  # the year and the seconds stand in the id
+        cells = [when, entry["host"], entry["job"], _base(entry["model"]), entry["state"], words]
+        shown.add_row(*map(clean, [*cells, _words(entry)] if wide else cells))
+    screen.print(shown)
+    for entry in () if wide else entries:
+        if words := _words(entry):
+            screen.print(f"{entry['job']}: {words}")
+
+
+def _words(entry: Mapping[str, Any]) -> str:
+    return str(entry["sentence"] or entry["reason"])
 
 
 def _jobs(node: Node) -> tuple[Job, ...]:

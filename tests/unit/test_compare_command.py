@@ -212,3 +212,35 @@ def test_a_result_without_figures_and_from_a_stranger_still_shows(capsys: pytest
 def test_a_bad_parity_is_a_failure_for_scripts(state: JobState, verdict: str | None, code: Exit) -> None:
     result = None if verdict is None else json.loads(json.dumps({**RESULT, "parity": {"verdict": verdict}}))
     assert compare.outcome(job(state=state, result=result)) == code
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_list_has_the_newest_first_and_every_id_and_sentence_whole(width: int) -> None:
+    written = io.StringIO()
+    screen = console(written)
+    screen.width = width
+    old = {
+        "host": "gpu-1",
+        "job": job().id,
+        "created": 1796032000.0,
+        "model": "/models/Qwen3-8B",
+        "state": "done",
+        "faster": "hf",
+        "ratio": 2.104,
+        "low": 1.91,
+        "high": 2.32,
+        "sentence": SENTENCE,
+        "reason": "",
+    }
+    unknown = dict.fromkeys(("faster", "ratio", "low", "high"))
+    new = {**old, **unknown, "job": "20261130-110000-compare-0027", "created": 1796036000.0, "state": "running"}
+    compare.print_list(screen, [old, {**new, "sentence": "", "reason": side_words(job(sides=HALF_WAY))}])
+    lines = written.getvalue().splitlines()
+    assert [job_id for line in lines[1:3] for job_id in line.split() if "compare-" in job_id] == [
+        new["job"],
+        old["job"],
+    ]
+    assert all(cell_len(line) <= width for line in lines[:3])
+    assert "hf 2.10" in lines[2]
+    assert SENTENCE in written.getvalue()
+    assert "120 of 256 samples" in written.getvalue()

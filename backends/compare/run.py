@@ -27,7 +27,7 @@ _TELL_S = 1.0
 # An agent that comes later reads the events from their end: what has not changed is told again now and then.
 _AGAIN_S = 20.0
 # Less than the grace of a job's supervisor, which then ends everything itself.
-_END_S = 45.0
+_END_S = 35.0
 # A steady state shorter than this says little, however many samples there were.
 _SHORT_S = 10.0
 # An event of a job's record may have 16 KiB; with more layers than this the report alone has them all.

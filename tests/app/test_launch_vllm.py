@@ -12,8 +12,10 @@ from textual.pilot import Pilot
 from textual.widgets import Select
 
 from backends.spec import CompareSpec, ExtractSpec, SpecError
+from backends.vllm.client import Served
 from backends.vllm.compat import can_extract
 from backends.vllm.found import Found
+from backends.vllm.other import OtherPlan
 from backends.vllm.planning import ServerPlan
 from dflash_tui.app.fields import ORDER, TEXTS, VERBS, fields_of
 from dflash_tui.app.orders import make_order
@@ -39,7 +41,7 @@ def planned(found: Found, family: str, *, extra_args: tuple[str, ...] = ()) -> d
         "ok": problem is None,
         "error": problem.message if problem else None,
         "remedy": problem.remedy if problem else None,
-        "warnings": list(verdict.warnings),
+        "warnings": server.warnings(PLANNED["layer_ids"]),
         "vllm": json.loads(json.dumps(vllm)),
         "memory_bytes_per_worker": None,
         "packing": "the server's own batches",
@@ -80,7 +82,7 @@ async def test_an_extraction_by_vllm_goes_to_the_node_with_its_fields_and_its_op
             extra_args=("--swap-space", "4", "--x", "a", "b"),
         )
         assert asked["spec"] == wanted.to_json()
-        await until_shown(pilot, "This can run.", "0.26.0 in /opt/vllm/bin/python", "its command")
+        await until_shown(pilot, "This can run.", "0.26.0 in /opt/vllm/bin/python", "its vLLM command")
         assert not launch_button(pilot).disabled
 
 
@@ -113,8 +115,8 @@ async def test_a_vllm_that_cannot_is_refused_with_why_and_what_can_and_cannot_be
         await open_form(pilot)
         await fill(pilot, **EXTRACT)
         await pilot.press("f5")
-        await until_shown(pilot, "! vLLM 0.20.1 cannot extract from qwen3_5", "remedy: ", "vLLM can", "no")
-        assert "This can run" not in shown(app) and "its command" not in shown(app)
+        await until_shown(pilot, "! vLLM 0.20.1 cannot extract from qwen3_5", "remedy: ", "it can", "no")
+        assert "This can run" not in shown(app) and "its vLLM command" not in shown(app)
         # Its reason stands there once.
         text = " ".join(shown(app).split())
         assert text.count(" ".join(str(answer["error"]).split())[:60]) == 1
@@ -131,8 +133,25 @@ async def test_what_nobody_knows_of_a_version_is_told_as_not_known_with_what_may
         await open_form(pilot)
         await fill(pilot, **EXTRACT)
         await pilot.press("f5")
-        await until_shown(pilot, "This can run.", "not known", "try it with a few samples first", "its command")
+        await until_shown(pilot, "This can run.", "not known", "try it with a few samples first", "its vLLM command")
         assert not launch_button(pilot).disabled
+
+
+async def test_a_server_that_runs_already_is_named_with_its_model_and_its_limit() -> None:
+    other = OtherPlan("http://10.0.0.7:8000", "0.26.0", Served("qwen", "/m/qwen", 8192), 8192, "")
+    spec = ExtractSpec(**EXTRACT, backend="vllm", server_url=other.url)
+    vllm = json.loads(json.dumps(other.facts(spec, PLANNED["layer_ids"], 4096)))
+    answer = {**PLANNED, "vllm": vllm, "warnings": other.warnings(PLANNED["layer_ids"])}
+    link = ScriptedLink("gpu-1", gpu_node("gpu-1"), plan_answer=answer)
+    app = console(link)
+    async with app.run_test(size=(160, 60)) as pilot:
+        await open_form(pilot)
+        await choose(pilot, "backend", "vllm")
+        await fill(pilot, **EXTRACT, server_url="http://h")
+        await pilot.press("f5")
+        await until_shown(pilot, "http://10.0.0.7:8000: vLLM 0.26.0, serves qwen, requests of at most 8,192 tokens")
+        assert shown(app).count("taken on trust") == 1 and "not known" not in shown(app)
+        assert link.questions("plan")[0]["spec"]["server_url"] == "http://h"
 
 
 async def test_a_comparison_is_asked_for_by_the_form() -> None:

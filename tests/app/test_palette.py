@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from textual.command import CommandPalette, SearchIcon
 from textual.pilot import Pilot
-from textual.widgets import Static
+from textual.widgets import Select, Static
 
 from dflash_tui.app.app import ConsoleApp
 from dflash_tui.app.commands import Command, ConsoleCommands
+from dflash_tui.app.screens.compare import CompareScreen
 from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.app.screens.help import HelpScreen
 from dflash_tui.app.screens.jobs import JobsScreen
@@ -110,8 +111,19 @@ async def test_screens_help_and_the_launch_form_open_from_the_palette() -> None:
         titles["Help"].run()
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
         titles["Launch a job"].run()
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+
+
+async def test_the_palette_opens_the_form_for_a_comparison_over_the_compare_screen() -> None:
+    app = console()
+    async with app.run_test(size=(100, 40)) as pilot:
+        titles = await known(app, pilot)
+        titles["Compare the backends"].run()
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+        assert isinstance(app.screen_stack[0], CompareScreen)
+        await until(pilot, lambda: app.screen.query_one("#verb", Select).value == "compare")
 
 
 async def test_stopping_from_the_palette_asks_about_the_job_that_was_named() -> None:

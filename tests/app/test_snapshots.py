@@ -12,6 +12,9 @@ from textual.widgets import Input
 from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.fleet.facts import JobsArrived
 
+from .comparisons import BAD, beside, comparison
+from .comparisons import DONE as COMPARED
+from .comparisons import FAILED as NO_VLLM
 from .scripted import (
     PLANNED,
     REFUSED,
@@ -20,13 +23,16 @@ from .scripted import (
     console,
     cpu_node,
     gpu_node,
+    launch_file,
     lost_node,
     refused_node,
+    shown,
     type_text,
     until,
     until_shown,
 )
 from .test_jobs_screen import DONE, FAILED, ORPHAN, RUNNING, node
+from .test_launch_vllm import FOUND, planned
 
 SIZES = [pytest.param((80, 24), id="80x24"), pytest.param((200, 60), id="200x60")]
 Run = Callable[[Pilot[Any]], Awaitable[None]]
@@ -104,3 +110,59 @@ def test_the_question_before_a_stop_looks_as_it_did(snap_compare: Any, size: tup
         await until_shown(pilot, "Stop it (y)")
 
     assert snap_compare(jobs_console(), terminal_size=size, run_before=run)
+
+
+def compare_console() -> HeardConsole:
+    jobs = (comparison(), COMPARED, BAD, NO_VLLM)
+    spec = {
+        "model": "/models/Qwen3-8B",
+        "output": "/data/compare-8b",
+        "samples": 256,
+        "dtype": "bfloat16",
+        "together": True,
+    }
+    files = {(job.id, "launch"): launch_file(job, **spec) for job in jobs}
+    facts = [*gpu_node("gpu-1"), JobsArrived("gpu-1", (beside(14.0), *jobs[1:]), whole=True)]
+    facts += [JobsArrived("gpu-1", (beside(float(second)),)) for second in range(15, 40)]
+    return console(ScriptedLink("gpu-1", facts, files=files), screen="compare")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_comparison_that_runs_looks_as_it_did(snap_compare: Any, size: tuple[int, int]) -> None:
+    async def run(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "hf 28%, vllm 67%", "last 2 min", "side by side", "parity BAD")
+        await until(pilot, lambda: shown(pilot.app).count("Qwen3-8B ") >= 5)
+
+    assert snap_compare(compare_console(), terminal_size=size, run_before=run)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_comparison_that_is_done_looks_as_it_did(snap_compare: Any, size: tuple[int, int]) -> None:
+    async def run(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "parity BAD", "last 2 min")
+        await until(pilot, lambda: shown(pilot.app).count("Qwen3-8B ") >= 5)
+        await pilot.press("down")
+        await until_shown(pilot, "vllm is 2.4 times as fast", "the server's own batches")
+
+    assert snap_compare(compare_console(), terminal_size=size, run_before=run)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_parity_of_a_comparison_looks_as_it_did(snap_compare: Any, size: tuple[int, int]) -> None:
+    async def run(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "parity BAD", "last 2 min")
+        await until(pilot, lambda: shown(pilot.app).count("Qwen3-8B ") >= 5)
+        await pilot.press("down", "down", "d", "end")
+        await until_shown(pilot, "worst sample", "BAD")
+
+    assert snap_compare(compare_console(), terminal_size=size, run_before=run)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_vllm_can_looks_in_the_form_as_it_did(snap_compare: Any, size: tuple[int, int]) -> None:
+    async def run(pilot: Pilot[Any]) -> None:
+        await in_form(pilot)
+        await until_shown(pilot, "This can run.", "it needs", "planned: it can be launched")
+
+    app = jobs_console(plan_answer=planned(FOUND, "qwen3_5", extra_args=("--swap-space", "4")))
+    assert snap_compare(app, terminal_size=size, run_before=run)

@@ -248,7 +248,7 @@ class Terminal:
             self._tmux("send-keys", key)
 
     def type(self, text: str) -> None:
-        self._tmux("send-keys", "-l", text)
+        self._tmux("send-keys", "-l", "--", text)
 
     def wait_for(self, pattern: str, limit: float = LIMIT_S) -> re.Match[str]:
         """Waits until the screen shows `pattern`; shows the screen where it never does."""

@@ -269,7 +269,12 @@ it cannot, and the command that will be run. vLLM options are split as a shell d
     def _answer(self, text: Content) -> None:
         self.query_one("#plan-text", Static).update(text)
         self._show_state()
-        self.call_after_refresh(self.query_one("#form", VerticalScroll).scroll_end, animate=False)
+        self.call_after_refresh(self._show_answer)
+
+    def _show_answer(self) -> None:
+        """Brings the answer into view from its first line on, which says yes or no."""
+        form, buttons = self.query_one("#form", VerticalScroll), self.query_one("#form-buttons")
+        form.scroll_to_widget(buttons, top=True, animate=False)
 
     def _keep(self) -> None:
         self.console.form_values = self._texts() | {name: self._value(name) for name in ("host", "verb", "share")}

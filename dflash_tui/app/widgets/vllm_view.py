@@ -20,25 +20,34 @@ _ANSWERS = {
 }
 
 
-def vllm_lines(plan: Mapping[str, Any], *, label_width: int, width: int) -> list[Content]:
-    """The lines of a plan's `vllm`, for `width` columns; none where the plan has nothing to do with it."""
-    vllm = plan.get("vllm")
-    if vllm is None and isinstance(plan.get("sides"), Mapping) and isinstance(plan["sides"].get("vllm"), Mapping):
-        vllm = plan["sides"]["vllm"].get("vllm")  # of a comparison
-    if not isinstance(vllm, Mapping):
-        return []
-    lines = [
+def vllm_lines(plan: Mapping[str, Any], *, label_width: int) -> list[Content]:
+    """The lines of a plan's `vllm`, without its command; none where the plan has nothing to do with it."""
+    return [
         Content.assemble((f"{label:{label_width}}", "dim"), text if isinstance(text, tuple) else fmt.one_line(text))
-        for label, text in _facts(plan, vllm)
+        for label, text in _facts(plan, _vllm(plan))
     ]
-    command = vllm.get("command")
-    if isinstance(command, list) and command:
-        lines.append(Content.assemble(("its command", "dim"), f"  {_port(command)}"))
-        lines += [Content(line) for line in command_lines([str(word) for word in command], width)]
-    return lines
+
+
+def server_lines(plan: Mapping[str, Any], *, width: int) -> list[Content]:
+    """The command of the plan's server, for `width` columns; none where none is started."""
+    command = _vllm(plan).get("command")
+    if not isinstance(command, list) or not command:
+        return []
+    head = Content.assemble(("its vLLM command", "dim"), f"  {_port(command)}")
+    return [head, *(Content(line) for line in command_lines([str(word) for word in command], width))]
+
+
+def _vllm(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    vllm = plan.get("vllm")
+    return vllm if isinstance(vllm, Mapping) else {}
 
 
 def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[str, str | tuple[str, str]]]:
+    if not vllm:
+        return
+    if vllm.get("server_url"):
+        yield "server", _server(vllm)
+        return
     beside = [f"{name} {plain(vllm[key])}" for key, name in _BESIDE.items() if vllm.get(key)]
     where = f" in {vllm['python']}" if vllm.get("python") else ""
     yield "vLLM", f"{plain(vllm.get('version'))}{where}" + (f" with {', '.join(beside)}" if beside else "")
@@ -46,20 +55,28 @@ def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[s
         answer, style = _ANSWERS.get(vllm["ok"], _ANSWERS[None])
         tried = vllm["ok"] is True and "tried" in vllm
         how = (", this version was tried" if vllm["tried"] else ", though this version was not tried") if tried else ""
-        yield "vLLM can", (answer + how, style)
-    why = str(vllm.get("why") or "")
-    if why and why not in str(plan.get("error")):
-        yield "for", why
-    if vllm.get("remedy") and str(vllm["remedy"]) not in str(plan.get("remedy")):
-        yield "better", str(vllm["remedy"])
+        yield "it can", (answer + how, style)
+    # What stands above as the refusal or a warning is not said again.
+    said = [str(plan.get(name)) for name in ("error", "remedy")] + [str(line) for line in plan.get("warnings") or ()]
+    for label, text in (("for", vllm.get("why")), ("better", vllm.get("remedy"))):
+        if text and not any(str(text) in line for line in said):
+            yield label, str(text)
     if vllm.get("instead"):
         instead = str(vllm["instead"])
         yield "what can", instead if instead.startswith("the ") else f"vLLM {instead}"
     if vllm.get("flags"):
         yield "it needs", shlex.join(str(flag) for flag in vllm["flags"])
     for warning in vllm.get("warnings") or ():
-        if not any(str(line).endswith(str(warning)) for line in plan.get("warnings") or ()):
+        if not any(str(warning) in line for line in said):
             yield "known fault", str(warning)
+
+
+def _server(vllm: Mapping[str, Any]) -> str:
+    """One that runs already."""
+    version = f"vLLM {vllm['version']}" if vllm.get("version") else "vLLM of a version that it does not tell"
+    most = vllm.get("max_model_len")
+    limit = f", requests of at most {most:,} tokens" if isinstance(most, int) else ""
+    return f"{vllm['server_url']}: {version}, serves {plain(vllm.get('model'))}{limit}"
 
 
 _BESIDE = {"torch": "torch", "cuda": "CUDA", "transformers": "transformers"}

@@ -92,8 +92,8 @@ def steady(steps: Sequence[Step], *, workers: int = 1, ready: float = -math.inf)
     """
     bursts = _bursts(steps)
     first = max(min(workers, int(len(bursts) * _SHARE_BEFORE)), 1) - 1
-    while first < len(bursts) and bursts[first][0] < ready:
-        first += 1
+    # A worker that came when all was done, or nearly, was none.
+    first = next((at for at in range(first, len(bursts) * 3 // 4) if bursts[at][0] >= ready), first)
     inside = bursts[first + 1 :]
     if not inside or inside[-1][0] <= bursts[first][0]:
         return None

@@ -59,6 +59,9 @@ def test_the_steady_state_begins_when_the_last_worker_was_ready_and_each_has_del
     span = found([*slow, *fast], workers=4, ready=30.0)
     assert span.begin >= 30.0
     assert span.tokens_per_s == pytest.approx(400)
+    assert found(even(), workers=2, ready=58.0).begin == pytest.approx(10.5), (
+        "who came for the last two changed nothing"
+    )
     assert found(even(), workers=4).begin == pytest.approx(11.5), "four have come"
     assert found(even(8), workers=8).begin == pytest.approx(10.5), "never more than a quarter is left out"
 

@@ -73,6 +73,7 @@ def test_a_failing_launch_shows_its_cause_and_one_key_opens_the_line_that_raised
     console.wait_for(rf"(?m)^> +{RAISED_AT} │    raise ValueError\(\"the engine of this vLLM is broken\"\)")
     console.wait_for(rf"{re.escape(str(source))}:{RAISED_AT} on local")
     console.keys("/")
+    console.wait_for("look for a regular expression")
     console.type("def main")
     console.keys("Enter")
     console.wait_for(rf"lines 1-\d+ of {len(BROKEN.splitlines())}")

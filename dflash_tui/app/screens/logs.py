@@ -284,7 +284,7 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
         if self._job and self.query_one("#log-panel").display:
             bar = self.query_one(SearchBar)
             bar.display = True
-            bar.focus()
+            self.set_focus(bar)  # at once: what is typed next is no key of the screen
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

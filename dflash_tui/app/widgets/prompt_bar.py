@@ -35,7 +35,8 @@ class PromptBar(Input):
         self.what, self.placeholder, self.value = what, placeholder, text
         self.cursor_position = len(text)
         self.display = True
-        self.focus()
+        # At once: `focus` comes a little later, and what is typed meanwhile would be taken for keys of the screen.
+        self.screen.set_focus(self)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

@@ -12,6 +12,8 @@ from vllm_environments import environment, python_of
 
 from backends.compare.folder import Folder
 from backends.errors import JobError
+from backends.hub import wanted_by
+from backends.hubname import uses_hub
 from backends.plan import plan
 from backends.plan.compare import plan_compare
 from backends.spec import CompareSpec
@@ -151,3 +153,12 @@ def test_what_an_earlier_comparison_kept_counts_as_room(fields: dict[str, Any]) 
     assert found.problem is None
     assert found.specs["hf"].output == os.path.join(fields["output"], "hf")  # noqa: PTH118 - as the spec has it
     assert found.specs["vllm"].worker_restarts == 1
+
+
+def test_a_comparison_may_name_its_model_on_the_hub(fields: dict[str, Any]) -> None:
+    spec = CompareSpec.from_json({**fields, "model": "org/name@main"})
+    assert uses_hub(spec)
+    wanted = wanted_by(spec)
+    assert wanted is not None
+    assert (wanted[0].name, wanted[0].revision) == ("org/name", "main")
+    assert not uses_hub(CompareSpec.from_json(fields))

@@ -167,13 +167,13 @@ whole screen and the keys to scroll, Escape takes that back.
             shown[2] = parity is not None
             put(
                 self.query_one("#compare-head", Static),
-                head_content(node, job, launch, told, now=self.console.now()),
+                head_content(node, job, launch, told, now=self.console.now(), width=self.size.width - 3),
             )
             put(self.query_one("#compare-figures", Static), figures_content(node, job, width=width))
             put(self.query_one("#compare-parity", Static), parity or Content(""))
             put(
                 self.query_one("#compare-about", Static),
-                about_content(node, job, launch, clock=self.console.clock_text),
+                about_content(node, job, launch, clock=self.console.clock_text, width=width),
             )
         for name, there in zip(("body", "figures", "parity", "about"), shown, strict=True):
             self.query_one(f"#compare-{name}").display = there

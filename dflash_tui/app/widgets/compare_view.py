@@ -24,6 +24,7 @@ from dflash_tui.app.widgets.comparison import (
 )
 from dflash_tui.app.widgets.job_detail import diagnosed, ended, plain, took
 from dflash_tui.app.widgets.jobs_table import phase
+from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
@@ -48,7 +49,7 @@ Cells = Sequence[tuple[str, str]]
 
 
 def head_content(
-    node: NodeView, job: Job, launch: Launch | None, diagnosis: Diagnosis | None, *, now: float
+    node: NodeView, job: Job, launch: Launch | None, diagnosis: Diagnosis | None, *, now: float, width: int
 ) -> Content:
     """What is compared and where; then the verdict of one that is done, or why one came to none."""
     lines = [Content.styled(fmt.one_line(_what(node, job, launch)), "bold")]
@@ -70,7 +71,7 @@ def head_content(
     rest = "  ".join(filter(None, (doubt, took(node, job, now), ended(job), doing)))
     lines.append(Content.assemble((state, _COLOURS.get(style, "")), f"  {rest}"))
     for label, text in _trouble(job, diagnosis):
-        lines.append(Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), fmt.one_line(text)))
+        lines.append(labelled(label, text, label_width=LABEL_WIDTH, width=width))
     return Content("\n").join(lines)
 
 
@@ -295,7 +296,9 @@ def _percent(value: float | None) -> str:
     return fmt.NOT_AVAILABLE if value is None else f"{100 * value:.3g} %"
 
 
-def about_content(node: NodeView, job: Job, launch: Launch | None, *, clock: Callable[[float | None], str]) -> Content:
+def about_content(
+    node: NodeView, job: Job, launch: Launch | None, *, clock: Callable[[float | None], str], width: int
+) -> Content:
     """What was asked for, where it stands and when it ran."""
 
     def at(time: float | None) -> str:
@@ -310,7 +313,7 @@ def about_content(node: NodeView, job: Job, launch: Launch | None, *, clock: Cal
         pairs.append(("vLLM options", " ".join(str(word) for word in found["extra_args"])))
     pairs += _energy(job)
     pairs.append(("times", f"made {at(job.created)}  started {at(job.started)}  ended {at(job.ended)}"))
-    lines = [Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), fmt.one_line(text)) for label, text in pairs]
+    lines = [labelled(label, text, label_width=LABEL_WIDTH, width=width) for label, text in pairs]
     return Content("\n").join(lines)
 
 

@@ -9,6 +9,7 @@ from textual.content import Content
 
 from dflash_tui.app.fields import BESIDE
 from dflash_tui.app.widgets.job_detail import plain
+from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.app.widgets.vllm_view import server_lines, vllm_lines
 from dflash_tui.fleet import format as fmt
 
@@ -25,10 +26,8 @@ def plan_content(plan: Mapping[str, Any], width: int = 80) -> Content:
     warnings = plan.get("warnings")
     if isinstance(warnings, list):
         lines += [Content.assemble(("warning: ", "$text-warning"), fmt.one_line(str(line))) for line in warnings]
-    lines += vllm_lines(plan, label_width=LABEL_WIDTH)
-    lines += [
-        Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), fmt.one_line(text)) for label, text in plan_facts(plan)
-    ]
+    lines += vllm_lines(plan, label_width=LABEL_WIDTH, width=width)
+    lines += [labelled(label, text, label_width=LABEL_WIDTH, width=width) for label, text in plan_facts(plan)]
     lines += server_lines(plan, width=width)
     return Content("\n").join(lines)
 

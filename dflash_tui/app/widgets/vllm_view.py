@@ -11,6 +11,7 @@ from typing import Any
 from textual.content import Content
 
 from dflash_tui.app.widgets.job_detail import plain
+from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.fleet import format as fmt
 
 _ANSWERS = {
@@ -20,11 +21,11 @@ _ANSWERS = {
 }
 
 
-def vllm_lines(plan: Mapping[str, Any], *, label_width: int) -> list[Content]:
+def vllm_lines(plan: Mapping[str, Any], *, label_width: int, width: int) -> list[Content]:
     """The lines of a plan's `vllm`, without its command; none where the plan has nothing to do with it."""
     return [
-        Content.assemble((f"{label:{label_width}}", "dim"), text if isinstance(text, tuple) else fmt.one_line(text))
-        for label, text in _facts(plan, _vllm(plan))
+        labelled(label, text, label_width=label_width, width=width, style=style)
+        for label, text, style in _facts(plan, _vllm(plan))
     ]
 
 
@@ -42,33 +43,33 @@ def _vllm(plan: Mapping[str, Any]) -> Mapping[str, Any]:
     return vllm if isinstance(vllm, Mapping) else {}
 
 
-def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[str, str | tuple[str, str]]]:
+def _facts(plan: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if not vllm:
         return
     if vllm.get("server_url"):
-        yield "server", _server(vllm)
+        yield "server", _server(vllm), ""
         return
     beside = [f"{name} {plain(vllm[key])}" for key, name in _BESIDE.items() if vllm.get(key)]
     where = f" in {vllm['python']}" if vllm.get("python") else ""
-    yield "vLLM", f"{plain(vllm.get('version'))}{where}" + (f" with {', '.join(beside)}" if beside else "")
+    yield "vLLM", f"{plain(vllm.get('version'))}{where}" + (f" with {', '.join(beside)}" if beside else ""), ""
     if "ok" in vllm:
         answer, style = _ANSWERS.get(vllm["ok"], _ANSWERS[None])
         tried = vllm["ok"] is True and "tried" in vllm
         how = (", this version was tried" if vllm["tried"] else ", though this version was not tried") if tried else ""
-        yield "it can", (answer + how, style)
+        yield "it can", answer + how, style
     # What stands above as the refusal or a warning is not said again.
     said = [str(plan.get(name)) for name in ("error", "remedy")] + [str(line) for line in plan.get("warnings") or ()]
     for label, text in (("for", vllm.get("why")), ("better", vllm.get("remedy"))):
         if text and not any(str(text) in line for line in said):
-            yield label, str(text)
+            yield label, str(text), ""
     if vllm.get("instead"):
         instead = str(vllm["instead"])
-        yield "what can", instead if instead.startswith("the ") else f"vLLM {instead}"
+        yield "what can", instead if instead.startswith("the ") else f"vLLM {instead}", ""
     if vllm.get("flags"):
-        yield "it needs", shlex.join(str(flag) for flag in vllm["flags"])
+        yield "it needs", shlex.join(str(flag) for flag in vllm["flags"]), ""
     for warning in vllm.get("warnings") or ():
         if not any(str(warning) in line for line in said):
-            yield "known fault", str(warning)
+            yield "known fault", str(warning), ""
 
 
 def _server(vllm: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ VLLM_VENV ?= .venv-vllm
 # The newest torch that the tests were run with; the worker extra allows others.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+# As many at a time as there are cores; the tests of a file stay together, for they share what is costly to make.
+PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -57,7 +59,7 @@ demo: $(WORKER)
 
 # tests/vllm is among the norecursedirs of pyproject.toml: only test-vllm, which names it, collects it.
 test: setup system
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # The tests themselves run in $(VENV); of the other environment they start `vllm serve`, as a node's own.
 test-vllm: setup $(VLLM)

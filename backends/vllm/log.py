@@ -57,7 +57,7 @@ class ServerLog:
     """Reads the lines that come into a log from now on. fd: the log; one that is no regular file (a terminal) tells nothing.
 
     phase: the furthest that was seen. kv_tokens: of its KV cache, None where not told yet. write_failure: what vLLM said last of
-    states that it could not write. full_disk: whether it said that the disk is full.
+    states that it could not write. full_disk: whether it said that the disk is full. arguments: why it does not take its arguments.
     """
 
     def __init__(self, fd: int = 2) -> None:
@@ -68,7 +68,7 @@ class ServerLog:
         self._session = 0
         self._rest = b""
         self._said: deque[str] = deque(maxlen=8)
-        self._arguments = ""
+        self.arguments = ""
         self._fd: int | None = None
         info = os.fstat(fd)
         if stat.S_ISREG(info.st_mode):
@@ -85,7 +85,7 @@ class ServerLog:
     def of(self, session: int) -> None:
         """A start begins: whose lines count from now on."""
         self._session = session
-        self.phase, self.kv_tokens, self._arguments = PHASES[0][0], None, ""
+        self.phase, self.kv_tokens, self.arguments = PHASES[0][0], None, ""
         self._said.clear()
 
     def read(self) -> None:
@@ -101,7 +101,7 @@ class ServerLog:
 
     def said(self) -> str:
         """The server's own words for why it ended, "" where it said none: the first error that is no consequence."""
-        return self._arguments or next(iter(self._said), "")
+        return self.arguments or next(iter(self._said), "")
 
     def close(self) -> None:
         if self._fd is not None:
@@ -125,7 +125,7 @@ class ServerLog:
         text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]
         arguments = _ARGUMENTS.match(text)
         if arguments:
-            self._arguments = arguments["what"][:300]
+            self.arguments = arguments["what"][:300]
         raised = _RAISED.match(text)
         if raised and not _FOLLOWS.search(text):
             self._keep(text)

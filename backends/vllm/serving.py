@@ -24,7 +24,7 @@ from typing import Any
 from backends.errors import JobError, WorkerError, one_line
 from backends.spec import ExtractSpec
 from backends.vllm.client import NoAnswer, Refused, Served, ServerClient
-from backends.vllm.command import HOST, ServeSpec, serve_command, takes_paths
+from backends.vllm.command import HOST, ServeSpec, quiet_flags, serve_command, takes_paths
 from backends.vllm.feeding import Feeder, Lost, Sample
 from backends.vllm.filing import Filer, sweep
 from backends.vllm.log import ServerLog
@@ -186,7 +186,7 @@ class ServerWorker:
                 dtype=spec.dtype,
                 file_dtype=spec.file_dtype,
                 tensor_parallel=spec.tensor_parallel,
-                flags=tuple(vllm["flags"]),
+                flags=(*quiet_flags(vllm["version"]), *vllm["flags"]),
                 extra_args=spec.extra_args,
                 custom_save_path=takes_paths(vllm["version"]),
             )
@@ -239,9 +239,10 @@ class ServerWorker:
         said = self._log.said()
         if port_taken(port):
             said = said or f"its port {port} was taken by another program, and so were those tried before"
-        self._raise(
-            f"the vLLM server {how_ended(status)} before it was healthy" + (f": {said}" if said else ""), "see the log"
-        )
+        line = f"the vLLM server {how_ended(status)} before it was healthy" + (f": {said}" if said else "")
+        if self._log.arguments:
+            raise JobError(line, "mend what stands after --, or see the log")
+        self._raise(line, "see the log")
 
     def _raise(self, message: str, remedy: str) -> None:
         # One that ran before is tried again: what it died of may still be going away.

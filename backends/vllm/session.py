@@ -11,6 +11,9 @@ from pathlib import Path
 _POLL_S = 0.02
 # So long the rest of a session may take to go by itself once its first process is gone.
 _REST_S = 3.0
+# Python's resource tracker removes shared memory that killed processes left, and then ends by itself; if it does not, it is ended.
+_TRACKER = b"multiprocessing.resource_tracker"
+_TRACKER_S = 10.0
 # What the kernel needs at most to take a killed process off a device.
 _KILL_S = 60.0
 
@@ -31,6 +34,7 @@ def members(session: int) -> list[int]:
 def end_session(session: int, *, grace_s: float) -> bool:
     """SIGTERM to the session's first process, SIGKILL to all that is left after `grace_s`. Whether nothing is left.
 
+    Resource trackers come last: hundreds of megabytes in /dev/shm would outlive a server whose tracker was killed with it.
     The first process must not have been waited for yet: a session's id is only then nobody else's.
     """
     if not members(session):
@@ -39,16 +43,26 @@ def end_session(session: int, *, grace_s: float) -> bool:
         os.kill(session, signal.SIGTERM)
     _until_gone(session, grace_s, first=True)
     _until_gone(session, min(_REST_S, grace_s))
-    deadline = time.monotonic() + _KILL_S
+    began = time.monotonic()
     # A process may start another one between the look and the signal.
     while left := members(session):
+        elapsed = time.monotonic() - began
         for pid in left:
+            if elapsed < _TRACKER_S and _is_tracker(pid):
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
+        if elapsed > _KILL_S:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False
 
 
 def _until_gone(session: int, limit_s: float, *, first: bool = False) -> None:

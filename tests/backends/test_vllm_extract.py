@@ -187,8 +187,10 @@ def test_a_server_that_cannot_start_says_why_in_its_own_words(bench: Bench, even
 
 
 def test_arguments_that_vllm_rejects_are_told_in_its_own_words(bench: Bench, events: Any) -> None:
-    with pytest.raises(WorkerError, match=r"ended with exit status 2 .*: unrecognized arguments: --mystery"):
+    with pytest.raises(JobError, match=r"ended with exit status 2 .*: unrecognized arguments: --mystery") as failure:
         bench.run(events, extra_args=["--enforce-eager", "--mystery"])
+    assert failure.value.status == 2
+    assert failure.value.remedy == "mend what stands after --, or see the log"
 
 
 def test_a_server_that_never_gets_healthy_is_given_up(

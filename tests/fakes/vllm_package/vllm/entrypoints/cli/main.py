@@ -35,8 +35,9 @@ def parsed(argv):
         parser.add_argument(name, required=True)
     for name in ("--port", "--max-model-len", "--tensor-parallel-size"):
         parser.add_argument(name, type=int, required=True)
-    for name in ("--no-enable-prefix-caching", "--enforce-eager", "--no-enable-chunked-prefill"):
-        parser.add_argument(name, action="store_true")
+    flags = ("no-enable-prefix-caching", "no-enable-chunked-prefill", "enforce-eager", "disable-uvicorn-access-log")
+    for name in flags:
+        parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args(argv)
 
 

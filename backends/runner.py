@@ -101,7 +101,8 @@ class _Run:
         self.skipped: dict[int, str] = {}
         self.packing = "packs" if plan.spec.backend == "hf" else plan.packing
         self.fell_back = False
-        float8 = plan.spec.stored_dtype == FLOAT8
+        # What vLLM writes in float8 it alone has seen in full.
+        float8 = plan.spec.stored_dtype == FLOAT8 and plan.spec.backend == "hf"
         self.float8 = Watch(store.output, store.header, events) if float8 else None
 
     def run(self) -> dict[str, Any]:
@@ -310,7 +311,7 @@ class _Run:
         dtype = "check that the model computes well in this dtype: bfloat16 or float32 do not overflow as float16 does"
         if self.plan.spec.backend == "vllm":
             dtype = f"use another vLLM or the backend hf, for a vLLM may extract wrongly from a model; else {dtype}"
-        return dtype if self.float8 is None else f"{REMEDY}; else {dtype}"
+        return f"{REMEDY}; else {dtype}" if self.plan.spec.stored_dtype == FLOAT8 else dtype
 
     def _split(self, rows: tuple[int, ...], why: str) -> None:
         """A pack that does not fit into memory comes again in halves."""

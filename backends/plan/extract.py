@@ -16,7 +16,7 @@ from backends.hf.kernels import delta_net_bytes, expected_packing
 from backends.hub import known_fingerprint, origin
 from backends.layers import layer_ids
 from backends.plan.download import Pending
-from backends.plan.float8 import UNKNOWN, float8_known
+from backends.plan.float8 import UNKNOWN, UNKNOWN_BY_VLLM, float8_known
 from backends.plan.output import check_output
 from backends.spec import ExtractSpec
 from backends.vllm.planning import plan_server, too_long
@@ -210,7 +210,8 @@ def plan_extract(spec: ExtractSpec, pending: Pending | None = None) -> ExtractPl
         )
     if spec.stored_dtype == FLOAT8:
         known = float8_known(output, header)
-        warning = UNKNOWN if known is None else known.warning()
+        unknown = UNKNOWN if server is None else UNKNOWN_BY_VLLM
+        warning = unknown if known is None else known.warning()
         result.warnings += [warning] if warning else []
         result.float8 = known.facts() if known else {}
     if dataset.format != "torch":

@@ -23,6 +23,11 @@ UNKNOWN = (
     "how well float8 keeps these layers of this model is not known yet: the extraction measures it and warns; to know it"
     " before, extract 32 samples (--last 32) with and without --fp8, then `dflash-tui parity FOLDER FP8_FOLDER`"
 )
+# vLLM quantises before anything is written, so that nobody here sees what is lost.
+UNKNOWN_BY_VLLM = (
+    "how well float8 keeps these layers of this model is not known, and an extraction by vLLM does not measure it: extract 32"
+    " samples (--last 32) with and without --fp8, then `dflash-tui parity FOLDER FP8_FOLDER`"
+)
 
 
 @dataclass(frozen=True, slots=True)

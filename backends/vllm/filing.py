@@ -151,8 +151,9 @@ def drop_temporary(link: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes a folder of a server, or that of all servers, and all in it."""
+    """Removes a folder of a server, or that of all servers, and all in it; a line in the log says what stays."""
     for link in (folder / TEMPORARY, *folder.glob(f"*/{TEMPORARY}")):
         drop_temporary(link)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        print(f"{folder} cannot be removed whole; it may be, by hand", flush=True)

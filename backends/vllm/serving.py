@@ -23,6 +23,7 @@ from typing import Any
 
 from backends.errors import JobError, WorkerError, one_line
 from backends.spec import ExtractSpec
+from backends.store import unwritable
 from backends.vllm.client import NoAnswer, Refused, Served, ServerClient
 from backends.vllm.command import HOST, ServeSpec, quiet_flags, serve_command, takes_paths
 from backends.vllm.feeding import Feeder, Lost, Sample
@@ -142,8 +143,8 @@ class ServerWorker:
             print(f"processes of the vLLM server {self._server.pid} cannot be killed", flush=True)
         if self._own:
             # The runner does that too, but it may be gone.
-            with contextlib.suppress(OSError):
-                sweep(self._folder)
+            sweep(self._folder)
+            with contextlib.suppress(OSError):  # another server's folder is beside it
                 self._folder.parent.rmdir()
         if self._kindly:
             self._answers.send("ended")
@@ -172,8 +173,11 @@ class ServerWorker:
     def _start(self, port: int, key: str) -> None:
         vllm, spec, gpus = self._order["vllm"], self._spec, self._order["gpus"]
         storage, start_in = self._folder / "states", self._folder / "empty"
-        for folder in (storage, start_in):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (storage, start_in):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(Path(spec.output), error) from None
         command = serve_command(
             ServeSpec(
                 python=vllm["python"],
@@ -197,7 +201,10 @@ class ServerWorker:
         elif spec.device == "cpu":
             added["CUDA_VISIBLE_DEVICES"] = ""
         self._log.read()
-        self._server = Server(command, {**os.environ, **added, "VLLM_API_KEY": key}, start_in)
+        try:
+            self._server = Server(command, {**os.environ, **added, "VLLM_API_KEY": key}, start_in)
+        except OSError as error:
+            raise WorkerError(f"the vLLM server cannot be started: {one_line(error)}", "see the log") from None
         self._log.of(self._server.pid)
         # The key is for this client alone: whoever runs the command again needs none.
         told = {"command": command, "cwd": str(start_in), "environment": added}

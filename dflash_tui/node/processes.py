@@ -177,6 +177,15 @@ def command(pid: int) -> str:
     return "[%s]" % found.name if found else ""
 
 
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is Python's own, which removes the shared memory that killed processes left, and then ends by itself."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return b"multiprocessing.resource_tracker" in file.read(4 * _COMMAND_LENGTH)
+    except OSError:
+        return False
+
+
 def resident_bytes(pid: int) -> Optional[int]:
     """What the process holds of the machine's memory, by whole MiB; None where it is gone. Shared pages count for each."""
     try:

@@ -11,6 +11,8 @@ from dflash_tui.node.processes import Identity, Stat
 TERM_WAIT_S = 5.0
 # SIGKILL acts at once except on a process that the kernel itself holds; longer than this is worth a word.
 STUCK_AFTER_S = 10.0
+# Python's resource trackers clean up what killed processes left in shared memory; killed too, hundreds of megabytes would stay.
+TRACKER_WAIT_S = 8.0
 _ROUNDS = 20
 
 IDLE, ASKED, ENDING, KILLING, OVER = "idle", "asked", "ending", "killing", "over"
@@ -42,6 +44,7 @@ class Ladder:
         self._clock = clock
         self._deadline = 0.0
         self._stuck_from = 0.0
+        self._trackers_from = 0.0
 
     def ask(self, force: bool) -> None:
         """SIGTERM to the runner, once; with `force` its grace is over now."""
@@ -77,6 +80,7 @@ class Ladder:
             elif self._clock() >= self._deadline:
                 self.phase = KILLING
                 self._stuck_from = self._clock() + STUCK_AFTER_S
+                self._trackers_from = self._clock() + TRACKER_WAIT_S
         if self.phase == KILLING:
             self._kill()
         return self.phase == OVER
@@ -95,13 +99,17 @@ class Ladder:
         )
 
     def _kill(self) -> None:
+        spare_trackers = self._clock() < self._trackers_from
         # What is killed may have just forked: look again until a look finds none.
         for _ in range(_ROUNDS):
             self.left = self._members()
             if not self.left:
                 self.phase = OVER
                 return
-            for member in self.left:
+            victims = [one for one in self.left if not (spare_trackers and processes.is_resource_tracker(one.pid))]
+            if not victims:
+                return  # the next step looks whether they ended
+            for member in victims:
                 if _signal(member.identity, signal.SIGKILL):
                     self.killed.add(member.identity)
 

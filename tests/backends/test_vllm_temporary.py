@@ -1,4 +1,4 @@
-"""What a vLLM server leaves among temporary files goes with its staging folder, whoever sweeps that."""
+"""What a vLLM server leaves behind: temporary files go with its staging folder, shared memory with its processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ import os, signal, socket, sys, tempfile
 held = socket.socket(socket.AF_UNIX)
 held.bind(os.path.join(tempfile.gettempdir(), "0123456789-a-name-as-long-as-a-uuid"))
 open("../up", "w").close()
+signal.pause()
+"""
+
+# As its queues do; and it hears of no request to end.
+SHARER = """
+import os, signal
+from multiprocessing import shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = shared_memory.SharedMemory(create=True, size=1 << 20)
+with open("../draft", "w") as file:
+    file.write(held.name)
+os.rename("../draft", "../up")
 signal.pause()
 """
 
@@ -57,6 +69,16 @@ def test_a_server_that_is_started_again_leaves_nothing_of_the_one_before(tempora
     for _ in range(2):
         assert start(tmp_path / "0").end(grace_s=10)
     assert len(list(temporary.iterdir())) == 1
+
+
+def test_shared_memory_of_a_server_that_had_to_be_killed_is_given_back(temporary: Path, tmp_path: Path) -> None:
+    (tmp_path / "0" / "empty").mkdir(parents=True)
+    server = Server([sys.executable, "-c", SHARER], os.environ, tmp_path / "0" / "empty")
+    until((tmp_path / "0" / "up").exists, "the server")
+    segment = Path("/dev/shm") / (tmp_path / "0" / "up").read_text()
+    assert segment.exists()
+    assert server.end(grace_s=0.1)
+    assert not segment.exists()
 
 
 def test_a_link_to_anything_else_is_not_followed(tmp_path: Path) -> None:

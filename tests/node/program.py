@@ -139,7 +139,20 @@ def spawner():
         subprocess.run(["sleep", "3600"], check=False)
 
 
+def share_memory(told):
+    """Holds shared memory that a resource tracker knows of, as a server's queues are, and ignores SIGTERM."""
+    from multiprocessing import shared_memory
+
+    ignore_term()
+    held = shared_memory.SharedMemory(create=True, size=1 << 20)
+    draft = Path(told + ".tmp")
+    draft.write_text(held.name)
+    draft.rename(told)
+    wait_for_ever()
+
+
 STEPS = {
+    "share_memory": share_memory,
     "ignore_term_and_wait": ignore_term_and_wait,
     "spawner": spawner,
     "event": lambda name, fields: event(name, **fields),

@@ -229,6 +229,56 @@ def test_a_zombie_counts_as_dead() -> None:
         os.waitpid(pid, 0)
 
 
+def test_shared_memory_of_processes_that_had_to_be_killed_is_given_back(
+    agent: Client, state: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    agent.launch("j-1", {"do": [["child", ["share_memory", str(told)], True], ["obey"]]})
+    until(lambda: told.exists() and agent.job("j-1")["last_event"], "shared memory")
+    segment = Path("/dev/shm") / told.read_text()
+    assert segment.exists()
+    agent.ask("stop", job="j-1")
+    assert agent.wait("j-1", "interrupted")["killed_processes"] == 1
+    assert not segment.exists()
+    assert not of_state(state)
+
+
+def ignores_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:")).split()[1]
+    return bool(int(ignored, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_resource_tracker_that_does_not_end_by_itself_is_killed_too() -> None:
+    now = [0.0]
+    # Its pipe is held by somebody else: this process.
+    read, write = os.pipe()
+    tracker = subprocess.Popen(
+        [sys.executable, "-c", f"from multiprocessing.resource_tracker import main; main({read})"], pass_fds=[read]
+    )
+    os.close(read)
+    try:
+        until(lambda: ignores_sigterm(tracker.pid), "the tracker to be up")
+        assert processes.is_resource_tracker(tracker.pid)
+
+        def members() -> list[processes.Stat]:
+            found = processes.stat_of(tracker.pid)
+            return [] if found is None or found.dead else [found]
+
+        ladder = stopping.Ladder(members, None, grace_s=0.0, clock=lambda: now[0])
+        ladder.ask(force=True)
+        for now[0] in (0.0, 6.0, 7.0):
+            assert not ladder.step()
+        assert members()
+        now[0] = 20.0
+        until(ladder.step, "its end")
+        assert tracker.wait() == -signal.SIGKILL
+    finally:
+        os.close(write)
+        tracker.kill()
+        tracker.wait()
+
+
 def test_a_runner_whose_first_thread_ended_before_the_others_is_waited_for(
     agent: Client, state: Path, tmp_path: Path
 ) -> None:

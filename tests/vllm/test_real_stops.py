@@ -17,9 +17,10 @@ MANY = 12
 
 
 def kill(*victims: Identity | None) -> None:
-    for victim in victims:
-        assert victim is not None
-        processes.send(victim, signal.SIGKILL)
+    """All at once: none of them sees another one's end."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for victim in victims:
+            assert victim is not None and processes.send(victim, number)
 
 
 def all_gone(server: Server) -> None:
@@ -65,8 +66,8 @@ class Killed:
         self.job.until_written(MANY)
         self.after_api = self.job.record
         # Nobody is left who could end the server; with the runner alone gone its client would.
-        kill(processes.identity_of(self.after_api["supervisor"]), processes.identity_of(self.after_api["runner"]))
-        kill(self.job.client(), self.second.api)
+        ours = [processes.identity_of(self.after_api[name]) for name in ("supervisor", "runner")]
+        kill(*ours, self.job.client(), self.second.api)
         self.orphaned = self.job.wait("orphaned")
         self.shown = json.loads(site.command("jobs", "--json").stdout)
         self.told = site.command("jobs").stdout

@@ -12,7 +12,7 @@ from dflash_tui.app.screens.compare import CompareScreen
 from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
-from dflash_tui.fleet.facts import Cause, Diagnosis, Job, JobsArrived, JobState, LinkChanged, LinkState, Side
+from dflash_tui.fleet.facts import Cause, Diagnosis, Job, JobsArrived, JobState, LinkChanged, LinkState, Side, Source
 
 from .comparisons import BAD, DONE, FAILED, RESULT, SAMPLES, beside, comparison
 from .scripted import (
@@ -81,7 +81,7 @@ async def test_both_backends_stand_side_by_side_while_they_run(size: tuple[int, 
 async def test_a_side_that_has_measured_nothing_yet_is_not_available_and_not_zero() -> None:
     app = on_compare(node(RUNNING))
     async with app.run_test(size=(80, 24)) as pilot:
-        await until_shown(pilot, "* done", "+ starting", "loading weights (4 of 17 file", "hf done, vllm starting")
+        await until_shown(pilot, "* done", "+ starting", "loading weights (4 of 17 fil…", "hf done, vllm starting")
         for label in ("samples/s", "tokens/s", "MB/s", "start-up"):
             hf, vllm = figure(app, label)
             assert vllm == "N/A" and hf[0].isdecimal(), label
@@ -148,9 +148,8 @@ async def test_states_that_are_not_the_same_are_said_before_any_speed() -> None:
 
 
 async def test_a_comparison_that_failed_shows_why_with_the_line_of_its_log_and_the_remedy() -> None:
-    told = Diagnosis(
-        True, Cause("port-in-use", "the port is taken", 812, "Address already in use"), "another port", None, 900, 0
-    )
+    cause = Cause("port-in-use", "the port is taken", 812, "Address already in use")
+    told = Diagnosis(True, cause, "another port", Source("/venv/api_server.py", 77), 900, 0)
     link = node(FAILED, diagnose_answer=told)
     app = on_compare(link)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -158,6 +157,7 @@ async def test_a_comparison_that_failed_shows_why_with_the_line_of_its_log_and_t
             pilot, "the vllm side failed", "exit status 1", "the port is taken", "line 812", "another port"
         )
         assert figure(app, "state") == ["* done", "! failed"]
+        await until_shown(pilot, "s Source")
         assert link.questions("diagnose") == [{"job": FAILED.id, "path": None}]
 
 

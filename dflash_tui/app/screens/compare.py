@@ -48,13 +48,16 @@ At its end: the verdict in a sentence, the interval that 95 % of such measuremen
 tell of their energy (`N/A` is not 0), how long the whole dataset would take, and parity: for each layer how far vllm's
 states are from hf's, against the limit of the dtype.
 `n` opens the form for a new one, Enter or `l` the log, `x` stops it after a question, `d` gives the figures the
-whole screen and the keys to scroll, Escape takes that back.
+whole screen and the keys to scroll, Escape takes that back. Of one that failed the cause stands below, with the line of its
+log and the remedy; `s` opens the source that raised it. `i` shows its command, environment and versions.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "new", "New"),
         Binding("x", "stop(False)", "Stop"),
         Binding("X", "stop(True)", "Force", show=False),
         Binding("l", "open_log", "Log"),
+        Binding("s", "open_source", "Source"),
+        Binding("i", "open_command", "Command, environment and versions", show=False),
         Binding("d", "toggle_detail", "Figures"),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "back", "Back", show=False),
@@ -66,6 +69,7 @@ whole screen and the keys to scroll, Escape takes that back.
         self._wanted: JobRow | None = None
         self._drawn: Fleet | None = None
         self._states: list[object] = []
+        self._has_source = False
         self._unread: set[JobRow] = set()  # whose launch.json could not be read: not asked for again and again
 
     def compose(self) -> ComposeResult:
@@ -175,6 +179,10 @@ whole screen and the keys to scroll, Escape takes that back.
                 self.query_one("#compare-about", Static),
                 about_content(node, job, launch, clock=self.console.clock_text, width=width),
             )
+        has_source = self.source_of_selected() is not None
+        if has_source != self._has_source:
+            self._has_source = has_source
+            self.refresh_bindings()
         for name, there in zip(("body", "figures", "parity", "about"), shown, strict=True):
             self.query_one(f"#compare-{name}").display = there
 
@@ -184,6 +192,10 @@ whole screen and the keys to scroll, Escape takes that back.
         return (whole - 2) // 2 if self.has_class("-beside") else whole
 
     # Actions.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        # Its key stands in the footer where it does something.
+        return action != "open_source" or self._has_source
 
     def action_new(self) -> None:
         if self.may_write("start a comparison"):

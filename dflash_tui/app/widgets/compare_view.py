@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from dflash_tui.app.widgets.comparison import (
@@ -122,8 +122,13 @@ def figures_content(node: NodeView, job: Job, *, width: int) -> Content:
 
 
 def _row(label: str, cells: Cells, column: int) -> Content:
-    padded = [(set_cell_size(fmt.one_line(text), column - 1) + " ", style) for text, style in cells]
+    padded = [(f"{_fit(fmt.one_line(text), column - 1)} ", style) for text, style in cells]
     return Content.assemble((f"{label:{LABEL_WIDTH}}", "dim"), *padded).rstrip()
+
+
+def _fit(text: str, width: int) -> str:
+    """A text of exactly `width` columns; one that is cut says so."""
+    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
 def _figures(node: NodeView, job: Job, column: int) -> Iterator[tuple[str, Cells]]:

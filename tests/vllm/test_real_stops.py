@@ -21,6 +21,8 @@ def kill(*victims: Identity | None) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for victim in victims:
             assert victim is not None and processes.send(victim, number)
+    # A large process takes its time to be taken apart.
+    poll(lambda: not any(map(processes.alive, victims)), "their end")
 
 
 def all_gone(server: Server) -> None:

@@ -178,7 +178,7 @@ class Job:
         assert [one for one in self.seen if processes.alive(one)] == []
         assert [port for port in self.ports if _listens(port)] == []
         assert [name for name in self.shared if Path(name).exists()] == []
-        assert staging or not list(self.site.temporary.iterdir())
+        assert staging or self.site.temporary_files() == []
         listed = {entry.file for entry in read_manifest(self.output).entries.values()}
         names = {path.name for path in self.output.iterdir()}
         assert not {name for name in names if name.startswith(TMP_PREFIX) or name.endswith(f"safetensors{LOCK}")}
@@ -245,6 +245,10 @@ class Site:
 
     def verify(self, job: Job, recompute: int = 0) -> dict[str, Any]:
         return self.run("verify", job.id, output=str(job.output), recompute=recompute, device="cpu")
+
+    def temporary_files(self) -> list[Path]:
+        """All but what torch keeps for the next time, whoever loads it."""
+        return [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """`dflash-tui`, with the same node as "local"."""

@@ -82,5 +82,5 @@ def test_a_past_comparison_is_listed_and_shown(compared: Compared) -> None:
 
 def test_a_comparison_leaves_no_process_behind(compared: Compared) -> None:
     assert compared.job.processes() == []
-    assert not list(compared.job.site.temporary.iterdir())
+    assert compared.job.site.temporary_files() == []
     assert not list(Path(compared.result["output"]).rglob("*.safetensors"))

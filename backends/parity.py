@@ -339,7 +339,7 @@ def _verdict(pair: Pair, sums: Sums, worst: list[tuple[float, int]]) -> dict[str
             "relative_error_by_token": _round(by_token),
             "cosine": _round(cosine),
             "worst_cosine": _round(sums.worst_cosine[slot]),
-            "worst_of_largest": _round(sums.apart[slot] / max(sums.largest[slot], 1e-60)),
+            "worst_of_largest": _round(abs(sums.apart[slot]) / max(sums.largest[slot], 1e-60)),
             "worst_row": worst[slot][1],
             "worst_row_error": _round(worst[slot][0]),
             "lost_share": _round(lost),

@@ -20,9 +20,9 @@ class Subject:
 
     @property
     def machine(self) -> str:
-        """As "1 H200", "4 H200 each" or "the CPU"."""
+        """As "1 H200", "4 H200 each" or "the CPU". each: the sides worked at a time."""
         if not self.gpus:
-            return "the CPU"
+            return "the CPU that both shared" if self.each else "the CPU"
         names = {(name or "GPU").removeprefix("NVIDIA ") for name in self.gpus}
         return f"{len(self.gpus)} {' and '.join(sorted(names))}{' each' if self.each else ''}"
 

@@ -210,6 +210,7 @@ def test_a_bad_parity_comes_first_and_says_why() -> None:
     ("gpus", "each", "words"),
     [
         ([], False, "on the CPU:"),
+        ([], True, "on the CPU that both shared:"),
         (["NVIDIA H200"] * 4, True, "on 4 H200 each:"),
         ([None], False, "on 1 GPU:"),
         (["NVIDIA H200", "NVIDIA L40S"], False, "on 2 H200 and L40S:"),

@@ -89,7 +89,7 @@ def test_a_failing_launch_shows_its_cause_and_one_key_opens_the_line_that_raised
     console.keys("l")
     console.wait_for(r"\[3 Logs\](?s:.*)the engine of this vLLM is broken(?s:.*)following")
     console.keys("[")
-    console.wait_for(rf"frame {re.escape(str(source))}:\d+")
+    console.wait_for(rf"frame …\S+/cli/main.py:{RAISED_AT}")
     console.keys("s")
     console.wait_for(r"frame \d+ of \d+")
     console.wait_for(rf"(?m)^> +{RAISED_AT} │")

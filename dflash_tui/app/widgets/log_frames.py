@@ -15,6 +15,7 @@ from dflash_tui.app.widgets.log_view import LogView
 from dflash_tui.fleet.source import FRAME, Place
 
 _FRAME = re.compile(FRAME)
+_LONGEST = 50  # columns of a frame in the status line
 
 
 class Frame(NamedTuple):
@@ -129,8 +130,6 @@ class TracedLog(LogView):
         """What there is to say of frames, in the status line."""
         if self.frame_message or self.chosen is None:
             return self.frame_message
-        return (
-            f"frame {self.chosen.place}"
-            if cells(str(self.chosen.place)) < 60
-            else f"frame at line {self.chosen.place.line}"
-        )
+        name = str(self.chosen.place)
+        # Its end tells more than its beginning.
+        return f"frame {name if cells(name) <= _LONGEST else '…' + name[-_LONGEST:]}"

@@ -77,9 +77,7 @@ def test_a_python_without_vllm_or_none_at_all_is_told_with_what_mends_it(
         assert "setup --vllm" in refusal.value.remedy
 
 
-def test_the_plan_carries_the_verdict_and_the_command(
-    home: Path, fields: dict[str, Any]
-) -> None:
+def test_the_plan_carries_the_verdict_and_the_command(home: Path, fields: dict[str, Any]) -> None:
     answer = planned(fields, extra_args=["--enforce-eager"], layers=[2, 4, 8])
     assert (answer["ok"], answer["error"], answer["remedy"]) == (True, None, None)
     assert (answer["workers"], answer["packing"], answer["device"]) == (1, "the server's own batches", "cpu")

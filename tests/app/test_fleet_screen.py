@@ -140,7 +140,7 @@ async def test_a_node_that_has_not_told_its_readings_yet_says_so() -> None:
 async def test_a_read_only_console_says_so_where_80_columns_cut_nothing() -> None:
     app = console(ScriptedLink("gpu-1", gpu_node("gpu-1")), read_only=True)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until_shown(pilot, "read-only [1 Fleet]", "1/1 nodes live, 4 GPUs, 0 jobs active")
+        await until_shown(pilot, "read-only [1 Fleet]", "1/1 nodes live, 4 GPUs, 0 jobs")
 
 
 async def test_what_a_node_writes_is_never_markup_and_carries_no_escape_sequence() -> None:

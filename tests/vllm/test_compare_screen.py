@@ -16,6 +16,7 @@ from tests.node.client import REPOSITORY
 from tests.vllm.real_node import EAGER, LAYERS, LIMIT_S, Job, Site, poll
 
 VARIABLES = "VLLM_CPU_KVCACHE_SPACE=1"
+SAMPLES = 64
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def start(terminal: Terminal, site: Site, output: Path) -> Job:
     terminal.wait_for("what +compare")
     for label, text in (("model", site.data.dense), ("dataset", site.data.conversations), ("output", str(output))):
         terminal.fill(label, text)
+    terminal.fill("samples", str(SAMPLES))
     terminal.fill("vLLM Python", site.python)
     terminal.fill("vLLM options", " ".join(EAGER))
     terminal.keys("F5")
@@ -53,10 +55,10 @@ def start(terminal: Terminal, site: Site, output: Path) -> Job:
     return Job(site, poll(started, "the comparison to be started"), {"output": str(output)})
 
 
-def columns(screen: str) -> tuple[str, ...] | None:
-    """What stands under hf and under vllm on the line of the samples that are done."""
-    found = re.search(r"(?m)^ progress +(\S.*?)  +(\S.*?) *$", screen)
-    return found.groups() if found else None
+def done_of(screen: str) -> list[int]:
+    """How many samples are done, under hf and under vllm; [] where the screen does not tell."""
+    line = re.search(r"(?m)^ progress .*$", screen)
+    return [int(done) for done in re.findall(rf" (\d+)/{SAMPLES}\b", line[0])] if line else []
 
 
 def test_a_comparison_is_started_by_keys_both_columns_move_and_the_verdict_is_shown(
@@ -69,26 +71,23 @@ def test_a_comparison_is_started_by_keys_both_columns_move_and_the_verdict_is_sh
     job = start(terminal, site, output)
     terminal.wait_for(r"\[4 Compare\](?s:.*)dense on local", LIMIT_S)
 
-    seen: dict[str, list[str]] = {"hf": [], "vllm": []}
+    seen: dict[str, list[int]] = {"hf": [], "vllm": []}
     states: list[str] = []
 
     def over() -> bool:
         screen = terminal.screen
-        if (found := columns(screen)) is not None:
-            for name, text in zip(seen, found, strict=True):
-                if not seen[name] or seen[name][-1] != text:
-                    seen[name].append(text)
+        if len(counts := done_of(screen)) == len(seen):
+            for done, count in zip(seen.values(), counts, strict=True):
+                if not done or done[-1] != count:
+                    done.append(count)
         if (state := re.search(r"(?m)^ state +(\S.*?)  +(\S.*?) *$", screen)) and state[0] not in states:
             states.append(state[0])
         assert job.record["state"] not in ENDED or job.record["state"] == "done", (screen, job.log[-6000:])
         return "both wrote the same" in " ".join(screen.split())
 
     poll(over, "the verdict")
-    total = site.data.samples if site.data.samples < 256 else 256
-    for name, texts in seen.items():
-        done = [int(count[1]) for text in texts if (count := re.search(rf"(\d+)/{total}$", text))]
-        assert done == sorted(done) and done[0] == 0 and done[-1] == total, (name, texts)
-        assert any(0 < count < total for count in done), (name, texts)
+    for done in seen.values():
+        assert done == sorted(done) and done[0] == 0 and any(0 < count < SAMPLES for count in done), seen
     assert any("> running" in line and ". waiting" in line for line in states), states
     assert any("* done" in line and "+ starting" in line for line in states), states
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from backends.vllm.session import is_tracker
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.1
@@ -62,7 +64,8 @@ def descendants(root: int) -> set[int]:
 def end_all_below(known: Sequence[subprocess.Popen[bytes]], patience_s: float = _END_S) -> int:
     """Ends every process below this one; how many did not end by themselves. known: ours, whose status others want.
 
-    First they may end by themselves, then comes SIGTERM, then SIGKILL, each for `patience_s` at most.
+    First they may end by themselves, then comes SIGTERM, then SIGKILL, each for `patience_s` at most; resource trackers are killed
+    late, for they remove the shared memory of those that were killed.
     """
     signalled: set[int] = set()
     for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -70,7 +73,10 @@ def end_all_below(known: Sequence[subprocess.Popen[bytes]], patience_s: float = 
         while left := _below(known):
             if number is not None:
                 # SIGTERM once each: a second one means "at once" to some.
-                for pid in left if number == signal.SIGKILL else left - signalled:
+                victims = left if number == signal.SIGKILL else left - signalled
+                if number == signal.SIGKILL and time.monotonic() < deadline - patience_s / 2:
+                    victims = {pid for pid in left if not is_tracker(pid)}
+                for pid in victims:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
                 signalled |= left

@@ -48,7 +48,7 @@ def end_session(session: int, *, grace_s: float) -> bool:
     while left := members(session):
         elapsed = time.monotonic() - began
         for pid in left:
-            if elapsed < _TRACKER_S and _is_tracker(pid):
+            if elapsed < _TRACKER_S and is_tracker(pid):
                 continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -58,7 +58,8 @@ def end_session(session: int, *, grace_s: float) -> bool:
     return True
 
 
-def _is_tracker(pid: int) -> bool:
+def is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker of Python's."""
     try:
         return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it ended meanwhile

@@ -26,6 +26,7 @@ from backends.spec import ExtractSpec
 from backends.store import unwritable
 from backends.vllm.client import NoAnswer, Refused, Served, ServerClient
 from backends.vllm.command import HOST, ServeSpec, quiet_flags, serve_command, takes_paths
+from backends.vllm.devices import visible
 from backends.vllm.feeding import Feeder, Lost, Sample
 from backends.vllm.filing import Filer, sweep
 from backends.vllm.log import ServerLog
@@ -197,7 +198,7 @@ class ServerWorker:
         )
         added = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
         if gpus:
-            added |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+            added |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible(gpus, vllm["version"])}
         elif spec.device == "cpu":
             added["CUDA_VISIBLE_DEVICES"] = ""
         self._log.read()

@@ -290,7 +290,7 @@ def main() -> int:
         run.version = told["vllm"].get("version", "")
         seen["vllm"] = {name: told["vllm"].get(name) for name in ("version", "torch", "transformers", "cuda")}
         says = told["vllm"].get("ok")
-        found = refused(run, cell, model, told["vllm"].get("flags") or []) if says is False else works(run, cell, model)
+        found = refused(run, cell, model) if says is False else works(run, cell, model)
         if says is True:
             run.expect(f"{cell} works, as predicted", found["launch"]["exit"] == 0, found)
         seen["cells"][cell] = {"predicted": told, **found}

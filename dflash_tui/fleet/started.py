@@ -12,6 +12,7 @@ _HAS_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INDENT = "    "
 _NEXT = " \\\n"
+_WIDTH = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,15 @@ def _assignment(name: str, value: str | None) -> str:
 
 
 def _words(argv: Sequence[str]) -> str:
-    """The program and what it does first, then an option with its values on each line."""
-    lines: list[list[str]] = [[]]
+    """The program and what it does first, then an option with its values on each line; long lines are continued."""
+    lines = [""]
     for word in argv:
-        if word.startswith("--") and lines[0]:
-            lines.append([])
-        lines[-1].append(quoted(word))
-    return _NEXT.join((_INDENT if number else "") + " ".join(line) for number, line in enumerate(lines))
+        shown = quoted(word)
+        if lines[-1] and (word.startswith("--") or len(lines[-1]) + 1 + len(shown) > _WIDTH):
+            lines.append(_INDENT + shown)
+        else:
+            lines[-1] += f" {shown}" if lines[-1] else shown
+    return _NEXT.join(lines)
 
 
 def runner_text(started: StartedWith) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from backends.fp8 import FLOAT8
 from backends.store import read_manifest
 from tests.vllm.real_node import LAYERS, Job, Site
 
@@ -93,16 +92,3 @@ def test_parity_is_bad_where_vllms_ids_are_one_more_than_its_files_say(
     found = site.run("parity", f"{kind}-shifted", reference=str(reference.output), output=str(shifted))
     assert found["verdict"] == "bad" and len(found["reasons"]) == len(LAYERS)
     assert min(layer["worst_of_largest"] for layer in found["layers"].values()) > OF_LARGEST
-
-
-def test_float8_is_written_inside_vllm_and_is_within_its_own_rounding(site: Site) -> None:
-    job = site.extract("float8", site.data.dense, site.data.conversations, file_dtype=FLOAT8, last=24)
-    job.server()
-    job.wait("done")
-    job.nothing_is_left()
-    reference = site.extract("float8-hf", site.data.dense, site.data.conversations, backend="hf", last=24)
-    reference.wait("done")
-    assert site.verify(job)["verified"] == 24
-    found = site.run("parity", "float8", reference=str(reference.output), output=str(job.output))
-    assert found["verdict"] == "good", found["reasons"]
-    assert found["output_format"]["file_dtype"] == FLOAT8

@@ -7,10 +7,11 @@ import signal
 
 import pytest
 
+from backends.fp8 import FLOAT8
 from backends.store import read_manifest
 from dflash_tui.node import processes
 from dflash_tui.node.processes import Identity
-from tests.vllm.real_node import Server, Site, poll
+from tests.vllm.real_node import Job, Server, Site, poll
 
 # So that requests are in flight whenever somebody looks, and so that a killed server leaves many samples undone.
 MANY = 12
@@ -39,19 +40,34 @@ def test_a_stop_while_the_server_starts_ends_it_at_once(site: Site) -> None:
     job.nothing_is_left()
 
 
-def test_a_stop_with_requests_in_flight_ends_the_client_first_and_keeps_what_is_whole(site: Site) -> None:
-    job = site.extract("in-flight", site.data.dense, site.data.conversations, concurrency=MANY)
+@pytest.fixture(scope="module")
+def stopped(site: Site) -> Job:
+    """An extraction in float8 that was stopped in the middle."""
+    job = site.extract("in-flight", site.data.dense, site.data.conversations, concurrency=MANY, file_dtype=FLOAT8)
     server = job.server()
-    job.until_written(MANY)
+    job.until_written(2 * MANY)
     site.agent.ask("stop", job=job.id)
-    record = job.wait("interrupted")
+    job.wait("interrupted")
+    assert not server.alive()
+    return job
+
+
+def test_a_stop_with_requests_in_flight_ends_the_client_first_and_keeps_what_is_whole(stopped: Job, site: Site) -> None:
+    record = stopped.record
     # The runner ended its server by itself, within its grace: a server waits for ever for a client that is still there.
     assert (record["exit"], record["killed_processes"]) == ({"code": 3, "signal": None}, 0)
-    assert not server.alive()
-    listed = read_manifest(job.output).entries
-    assert MANY <= len(listed) < site.data.samples and job.files() == len(listed)
-    job.nothing_is_left()
-    assert site.verify(job)["verified"] == len(listed)
+    listed = read_manifest(stopped.output).entries
+    assert 2 * MANY <= len(listed) < site.data.samples and stopped.files() == len(listed)
+    stopped.nothing_is_left()
+    assert site.verify(stopped)["verified"] == len(listed)
+
+
+def test_float8_that_vllm_wrote_is_within_its_own_rounding_of_transformers(stopped: Job, site: Site) -> None:
+    reference = site.extract("float8-hf", site.data.dense, site.data.conversations, backend="hf", last=4 * MANY)
+    reference.wait("done")
+    found = site.run("parity", "float8", reference=str(reference.output), output=str(stopped.output))
+    assert found["verdict"] == "good", found["reasons"]
+    assert found["samples"] >= MANY and found["output_format"]["file_dtype"] == FLOAT8
 
 
 class Killed:

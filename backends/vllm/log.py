@@ -41,7 +41,8 @@ _RAISED = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))
 _VALUE = re.compile(r"^ {2}(?:Value|Assertion) error, (?P<what>.+?)(?: \[type=.*)?$")
 # Raised because something else had gone wrong.
 _FOLLOWS = re.compile(
-    r"[Ss]ee root cause above|EngineDeadError|initialization failed|^RuntimeError: (?:Executor failed|Worker failed)"
+    r"[Ss]ee root cause above|EngineDeadError|initialization failed|CalledProcessError|failed to be inspected"
+    r"|^RuntimeError: (?:Executor failed|Worker failed|Error raised in subprocess)"
 )
 _DIED = re.compile(r"(?P<what>(?:Worker|Engine core) proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)")
 _FULL = re.compile(
@@ -134,7 +135,7 @@ class ServerLog:
             self._keep(died["what"])
         # pydantic's reason stands under its headline.
         value = _VALUE.match(text)
-        if value:
+        if value and not _FOLLOWS.search(value["what"]):
             self._said.clear()
             self._keep(value["what"])
 

@@ -78,10 +78,17 @@ def test_a_failed_servers_own_words_are_the_first_error_not_its_consequences(
             b"  Value error, Invalid repository ID '/x'. [type=value_error, input_value=ArgsKwargs()]\n",
             "Invalid repository ID '/x'.",
         ),
+        (
+            b"subprocess.CalledProcessError: Command '['/v/bin/python', '-m', 'registry']' returned non-zero exit status 1.\n"
+            b"RuntimeError: Error raised in subprocess:\nModuleNotFoundError: No module named 'torchvision'\n"
+            b"pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            b"  Value error, Model architectures ['X'] failed to be inspected. Please check the logs for more details.\n",
+            "ModuleNotFoundError: No module named 'torchvision'",
+        ),
         (b"2026-11-30T12:00:00Z warning message=OSError: No space left on device\nbackends: ValueError: ours\n", ""),
         (b"INFO: all is well, Error: 0\n", ""),
     ],
-    ids=["argparse", "argparse without a name", "pydantic", "the runner's own lines", "none"],
+    ids=["argparse", "argparse without a name", "pydantic", "a subprocess", "the runner's own lines", "none"],
 )
 def test_what_vllm_says_is_told_apart_from_what_we_say(text: bytes, said: str, tmp_path: Path) -> None:
     read = Read(tmp_path, text)

@@ -40,6 +40,7 @@ CASES = [
     ("vllm-cannot-extract", raised("pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmethod\n  Input should be 'ngram' or 'eagle' [type=literal_error, input_value='extract_hidden_states', input_type=str]").replace("\nmethod\n", "\n  method\n"), "too old"),
     ("vllm-cannot-extract", vllm("ValueError: Unsupported connector type: ExampleHiddenStatesConnector"), "0.22.0"),
     ("vllm-architecture", raised("ValueError: Model architectures ['NewForCausalLM'] are not supported for now. Supported architectures: x"), "NewForCausalLM"),
+    ("vllm-takes-no-uuids", vllm("ValueError: invalid literal for int() with base 10: 'GPU-00000000-0000-4000-8000-000000000001'"), "PCI_BUS_ID"),
     ("vllm-tensor-parallel", raised("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."), "28"),
     ("engine-timeout", vllm("TimeoutError: RPC call to sample_tokens timed out."), "sample_tokens"),
     ("unrecognised-arguments", "usage: vllm serve [model_tag] [options]\nvllm serve: error: unrecognized arguments: --no-such-flag\n", "--no-such-flag"),

@@ -51,6 +51,13 @@ ROWS = (
         "vLLM: config/speculative.py, kv_connector/factory.py",
     ),
     Rule(
+        "vllm-takes-no-uuids",
+        r"invalid literal for int\(\) with base 10: '(?P<uuid>(?:GPU|MIG)-[0-9a-f-]+)'",
+        "this vLLM takes the GPUs of CUDA_VISIBLE_DEVICES by number alone, and was given {uuid}",
+        "give it their numbers, with CUDA_DEVICE_ORDER=PCI_BUS_ID, or use vLLM 0.26.0 or later",
+        "vLLM 0.20.1 on an H200: platforms/interface.py",
+    ),
+    Rule(
         "vllm-architecture",
         r"Model architectures (?P<architectures>\[.*?\]) (?:are not supported|failed to be inspected)"
         r"|(?P<one>\w+) has no vLLM implementation",

@@ -86,7 +86,9 @@ def _words(argv: Sequence[str]) -> str:
     lines = [""]
     for word in argv:
         shown = quoted(word)
-        if lines[-1] and (word.startswith("--") or len(lines[-1]) + 1 + len(shown) > _WIDTH):
+        option_alone = lines[-1].startswith(_INDENT + "--") and " " not in lines[-1].strip()
+        long = len(lines[-1]) + 1 + len(shown) > _WIDTH and not option_alone
+        if lines[-1] and (word.startswith("--") or long):
             lines.append(_INDENT + shown)
         else:
             lines[-1] += f" {shown}" if lines[-1] else shown

@@ -154,7 +154,7 @@ def test_a_server_that_ends_is_started_anew_and_its_samples_are_done_again(bench
 
 
 def test_a_server_that_stalls_with_a_good_health_is_started_anew(bench: Bench, events: Any) -> None:
-    bench.set({"name": "stalls", "tokens": [first_token(7)], "starts": [1]}, {"name": "ignores SIGTERM"})
+    bench.set({"name": "stalls", "tokens": [first_token(7)], "starts": [1]}, {"name": "ignores SIGTERM", "starts": [1]})
     done = bench.run(events, stall_s=2)
     bench.check()
     assert (done["restarts"], len(bench.starts())) == (1, 2)

@@ -105,7 +105,7 @@ def test_a_failing_launch_shows_its_cause_and_one_key_opens_the_line_that_raised
     console.wait_for(rf"command of {failed.id}")
     console.wait_for(r'WANDB_API_KEY="\$WANDB_API_KEY"')
     console.wait_for(rf"│    {re.escape(str(failed.path))}/spec.json \\")
-    console.wait_for(r"-m vllm.entrypoints.cli.main")
+    console.wait_for(r"vllm\.entrypoints\.cli\.main serve")
     assert "a-secret-value" not in console.screen
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -49,10 +51,11 @@ def theirs(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[The
         flags=("--no-enable-prefix-caching",),
         extra_args=tuple(EAGER),
     )
+    temporary = tempfile.mkdtemp()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             serve_command(spec),
-            env={**site.env, **ENVIRONMENT},
+            env={**site.env, **ENVIRONMENT, "TMPDIR": temporary},
             cwd=folder / "empty",
             stdout=log,
             stderr=log,
@@ -66,6 +69,7 @@ def theirs(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[The
     finally:
         end_session(process.pid, grace_s=20)
         process.wait()
+        shutil.rmtree(temporary)
 
 
 def test_a_server_by_its_address_gives_the_states_and_goes_on(site: Site, theirs: Theirs) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_tui.node.diagnose import find, read
+from dflash_tui.node.diagnose import find
 from dflash_tui.node.diagnose.find import Ended
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "logs"
@@ -169,40 +165,6 @@ RuntimeError: start failed
     assert found["source"] == {"file": "/srv/venv/lib/python3.12/site-packages/lib/inner.py", "line": 12}
 
 
-def test_the_traceback_of_a_subprocess_that_is_quoted_in_an_exception_is_the_root(diagnose: Diagnose) -> None:
-    """As vLLM looks at a model's class: in a process whose errors it raises as the words of its own."""
-    prefix = "(APIServer pid=61) ERROR 11-30 12:25:26 [registry.py:1120] "
-    quoted = """\
-Error in inspecting model architecture 'Qwen3_5ForConditionalGeneration'
-Traceback (most recent call last):
-  File "/v/site-packages/vllm/model_executor/models/registry.py", line 1569, in _run_in_subprocess
-    returned.check_returncode()
-subprocess.CalledProcessError: Command '['/v/bin/python', '-m', 'registry']' returned non-zero exit status 1.
-
-The above exception was the direct cause of the following exception:
-
-Traceback (most recent call last):
-  File "/v/site-packages/vllm/model_executor/models/registry.py", line 1572, in _run_in_subprocess
-    raise RuntimeError(
-RuntimeError: Error raised in subprocess:
-Triton is installed, but doesn't include CPU backend. Disabling Triton.
-Traceback (most recent call last):
-  File "/v/site-packages/transformers/models/qwen2_vl/image_processing.py", line 26, in <module>
-    from torchvision.transforms.v2 import functional as tvF
-ModuleNotFoundError: No module named 'torchvision'
-"""
-    last = """\
-Traceback (most recent call last):
-  File "/v/site-packages/pydantic/dataclasses.py", line 121, in __init__
-    s.validate()
-pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-  Value error, Model architectures ['Qwen3_5ForConditionalGeneration'] failed to be inspected. Please check the logs.
-"""
-    found = diagnose("".join(prefix + line + "\n" for line in quoted.splitlines()) + last)
-    assert (found["cause"]["id"], found["cause"]["line"]) == ("missing-module", 17)
-    assert "torchvision" in found["cause"]["text"] and found["source"]["line"] == 26
-
-
 def test_a_traceback_of_another_process_and_an_exception_group_are_read_through(diagnose: Diagnose) -> None:
     remote = '''\
 concurrent.futures.process._RemoteTraceback:
@@ -338,75 +300,3 @@ def test_what_became_of_the_job_decides_where_its_log_says_nothing(diagnose: Dia
     event = diagnose("working\n", Ended(True, "the disk is full", "free some"))
     assert (event["cause"]["text"], event["cause"]["line"], event["remedy"]) == ("the disk is full", None, "free some")
     assert diagnose("", Ended(True, reason="supervisor gone"))["cause"]["text"] == "supervisor gone"
-
-
-def test_lines_are_counted_through_a_middle_that_is_not_read(diagnose: Diagnose) -> None:
-    noise = b"".join(b"INFO line %d\n" % number for number in range(50_000))
-    data = noise + data_of("v0.20.1-hybrid-page-size")
-    found = diagnose(data, head=40_000, tail=60_000)
-    assert found["skipped_bytes"] == len(data) - 100_000
-    assert found["lines"] == data.count(b"\n")
-    assert (found["cause"]["id"], found["cause"]["line"]) == ("vllm-hybrid-page-size", 50_117)
-
-
-def test_a_hole_that_was_given_back_to_the_disk_costs_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.write(b"starting\n")
-        file.seek(1 << 40)
-        file.write(data_of("v0.20.1-hybrid-page-size"))
-    found = find.diagnose(str(path))
-    assert found["cause"]["id"] == "vllm-hybrid-page-size"
-    assert found["skipped_bytes"] > (1 << 40) - (1 << 22)
-
-
-@pytest.mark.parametrize("kind", ["lines", "one line", "one bar", "tracebacks"])
-def test_200_megabytes_of_noise_are_read_in_bounded_memory(kind: str, tmp_path: Path) -> None:
-    part = {
-        "lines": b"(EngineCore pid=1) INFO 11-30 01:25:26 [core.py:11] step took 12 ms, all is well as it can be\n"
-        * 10,
-        "one line": b"x" * 1000,
-        "one bar": b"\r 10%|###       | 1/10 [00:01<00:09, 1.0s/it]" * 20,
-        "tracebacks": b'Traceback (most recent call last):\n  File "/a.py", line 1, in f\nKeyboardInterrupt\n' * 10,
-    }[kind]
-    path = tmp_path / "log"
-    block = part * (1_000_000 // len(part))
-    with path.open("wb") as file:
-        for _ in range(200):
-            file.write(block)
-        file.write(b"\n" + data_of("v0.20.1-hybrid-page-size"))
-    code = (
-        "import re, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from dflash_tui.node.diagnose.find import diagnose\n"
-        "found = diagnose(sys.argv[1], head=4 << 20, tail=4 << 20)\n"
-        # Not ru_maxrss: what executed this program counts in it.
-        "print(found['cause']['id'], re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read()).group(1))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(path), str(root)], capture_output=True, text=True, check=True
-    )
-    id_, kilobytes = done.stdout.split()
-    assert id_ == "vllm-hybrid-page-size"
-    assert int(kilobytes) < 80_000
-
-
-def test_what_is_no_log_is_refused_with_its_reason(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("absent", "pipe", ""):
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with pytest.raises(OSError, match=r"No such file|not a regular file"):
-            find.diagnose(str(tmp_path / name))
-        assert before == resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def test_lines_come_out_as_they_went_in_however_the_parts_fall(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    lines = [b"line %d" % number for number in range(300)]
-    path.write_bytes(b"\n".join(lines))
-    log = read.Log(str(path), head=777, tail=555)
-    seen = {raw.number: raw.data for raw in log if raw.data is not None}
-    log.close()
-    assert log.lines == 300
-    cut = {number for number, data in seen.items() if data != lines[number - 1]}
-    assert len(cut) <= 2 and len(seen) > 100

@@ -41,7 +41,11 @@ class Order:
 
 def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--gpus", type=gpu_list, default=(), metavar="LIST", help="GPUs by index or UUID, as 0,1 (default: none, the CPU)"
+        "--gpus",
+        type=gpu_list,
+        default=(),
+        metavar="LIST",
+        help="GPUs by index or UUID, as 0,1 (default: none, the CPU)",
     )
     parser.add_argument("--share", action="store_true", help="take the GPUs even where others use them")
 

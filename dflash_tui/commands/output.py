@@ -25,7 +25,8 @@ _SEQUENCE = re.compile(
     r"|[PX^_][^\x1b]*\x1b\\"  # DCS, SOS, PM, APC
     r"|[ -/]*[0-OQ-WYZ\\`-~])"  # the short ones
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# With what steers besides: the direction of text; and halves of surrogate pairs, which no stream takes.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
@@ -80,10 +81,15 @@ def to_json(value: Any) -> Any:
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a command."""
-    json.dump(to_json(document), sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    """The one JSON document of a command; control characters stand in it as JSON's escapes, and so does what stdout cannot say."""
+    text = json.dumps(to_json(document), indent=2, ensure_ascii=not _takes_all(sys.stdout))
+    # Outside of strings JSON has no character of these but the newline.
+    sys.stdout.write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
+
+
+def _takes_all(stream: IO[str]) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def complain(line: str) -> None:

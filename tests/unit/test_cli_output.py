@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from types import MappingProxyType
 
 import pytest
@@ -71,3 +73,25 @@ def test_facts_become_json(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_figures_carry_their_units_and_what_is_not_known_is_not_0(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_a_json_document_holds_nothing_that_steers_a_terminal_and_says_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = {"text": "a\x9b31m\u202eb\x1b[2J\x7f\u2066 \ud83d é 日本", "lines": ["one\ntwo\r\x85"]}
+    print_json(document)
+    printed = capsys.readouterr().out
+    assert not [char for char in printed if not char.isprintable() and char != "\n"]
+    assert "é 日本" in printed, "what a person may read stays readable"
+    assert json.loads(printed) == document
+
+
+def test_a_json_document_fits_into_a_stdout_that_is_not_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    print_json({"name": "日本 \udc80"})
+    assert json.loads(stdout.buffer.getvalue()) == {"name": "日本 \udc80"}  # type: ignore[attr-defined]
+
+
+def test_half_a_surrogate_pair_is_not_in_a_line_for_a_person() -> None:
+    assert clean("a\ud83db") == "ab"

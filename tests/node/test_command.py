@@ -136,14 +136,22 @@ def test_a_python_that_cannot_start_is_told_with_its_command(agent: Client, stat
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "api_key", "Secret_Thing", "MYSQL_PASSWD", "AWS_CREDENTIALS", "GITHUB_PAT"]
+    "name",
+    [
+        *("HF_TOKEN", "api_key", "Secret_Thing", "MYSQL_PASSWD", "AWS_CREDENTIALS", "GITHUB_PAT", "SSHPASS", "DB_PASS"),
+        *("MYSQL_PWD", "DBPWD", "X_AUTHORIZATION"),
+    ],
 )
 def test_names_of_secrets_are_known(name: str) -> None:
     assert hiding.is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "TOKENIZERS_PARALLELISM", "PWD", "XDG_RUNTIME_DIR", "KEYBOARD", "GIT_AUTHOR_NAME"]
+    "name",
+    [
+        *("PATH", "TOKENIZERS_PARALLELISM", "PWD", "OLDPWD", "XDG_RUNTIME_DIR", "KEYBOARD", "GIT_AUTHOR_NAME"),
+        *("GIT_ASKPASS", "COMPASS", "HTTP_BYPASS"),
+    ],
 )
 def test_names_of_what_is_no_secret_are_shown(name: str) -> None:
     assert not hiding.is_secret(name)
@@ -163,3 +171,38 @@ def test_options_that_count_tokens_are_shown_and_a_value_is_never_taken_for_an_o
         "k",
     ]
     assert hiding.arguments(argv) == [*argv[:-1], "***"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--kv-transfer-config", '{"password":"SECRET-1"}'],
+        ['--kv-transfer-config={"a": [{"api_key": ["SECRET-1"]}], "auth": {"x": "SECRET-2"}}'],
+        ["--config", "{'password': 'SECRET-1', 'n': 2, \"token\": \"SECRET-2\"}"],
+        ["--api-key", "SECRET-1", "SECRET-2", "--seed", "3"],
+        ["--url", "http://u:SECRET-1@SECRET-2@h/"],
+        ["--dsn", "host=h user=u password=SECRET-1"],
+        ["--header", "Authorization: Basic SECRET-1", "--header=Authorization: Bearer SECRET-2"],
+        ["env", "WANDB_API_KEY=SECRET-1", "python"],
+    ],
+)
+def test_a_secret_in_an_argument_is_shown_in_no_place_that_it_may_stand_in(argv: list[str]) -> None:
+    shown = hiding.arguments(argv)
+    assert "SECRET" not in " ".join(shown)
+    assert len(shown) == len(argv)
+    assert hiding.environment({"OPTIONS": argv[-1]})[0]["OPTIONS"] == hiding.masked(argv[-1])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        '{"max_num_batched_tokens":  8192, "kv_connector": "X", "nested": [1, {"tokenizer": "t"}]}',
+        '--kv-transfer-config={"kv_role":"kv_producer"}',
+        "http://h:80/a@b?page=2",
+        "max_tokens=5",
+        "{not json",
+        "--seed=3",
+    ],
+)
+def test_an_argument_without_a_secret_is_shown_as_it_was_written(word: str) -> None:
+    assert hiding.arguments([word]) == [word]

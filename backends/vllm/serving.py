@@ -32,6 +32,7 @@ from backends.vllm.filing import Filer, sweep
 from backends.vllm.log import ServerLog
 from backends.vllm.other import address, limit, our_model
 from backends.vllm.server import Server, free_port, how_ended, port_taken
+from backends.vllm.told import without_secrets
 from backends.worker import CRASHED, ORPHANED, Answers
 
 # A hybrid of 27B took 217 s on an H200; weights may come from a slow disk. DFLASH_TUI_VLLM_START_S sets another limit.
@@ -208,7 +209,7 @@ class ServerWorker:
             raise WorkerError(f"the vLLM server cannot be started: {one_line(error)}", "see the log") from None
         self._log.of(self._server.pid)
         # The key is for this client alone: whoever runs the command again needs none.
-        told = {"command": command, "cwd": str(start_in), "environment": added}
+        told = {"command": without_secrets(command), "cwd": str(start_in), "environment": added}
         self._answers.send("server", pid=self._server.pid, port=port, **told)
         self._tell_phase(self._log.phase)
 

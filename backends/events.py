@@ -19,8 +19,8 @@ What a person wants to read of it goes to stdout as well, which is the job's log
 `done` counts samples whose files are validated and listed, those of earlier runs included; `tokens`, `bytes` and the rates count
 this run only.
 
-Where the runner was started with `--steps`, a `progress` event also has `steps`: what got done since the last one, as
-[[monotonic clock of the machine in seconds, samples, tokens, bytes], ...].
+Where the runner was started with `--side-of`, a `progress` event also has `steps`: what got done since the last one, as
+[[monotonic clock of the machine in seconds, samples, tokens, bytes], ...]; and `worker` has `at`, by the same clock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_VERSIONS: Mapping[str, str | None] = MappingProxyType({})
 class EventLog:
     """Appends events to a file. Half a line, left by a full disk or a killed writer, is ended before the next.
 
-    steps: whether `progress` tells when each part of the work was done. versions: told with `started`.
+    steps: whether `progress` tells when each part of the work was done, and `worker` when it was so. versions: told with `started`.
     quiet: events that the log does not repeat.
     """
 
@@ -66,6 +66,8 @@ class EventLog:
             return
         if event == "started" and self._versions:
             fields["versions"] = {**self._versions, **fields.get("versions", {})}
+        if event == "worker" and self.steps:
+            fields["at"] = round(time.monotonic(), 6)
         now = time.time()
         line = json.dumps({"t": round(now, 3), "event": event, **fields}, separators=(",", ":"))
         data = (b"\n" if self._torn else b"") + line.encode() + b"\n"

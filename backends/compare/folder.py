@@ -20,9 +20,8 @@ from typing import Any
 
 from backends.errors import JobError, one_line
 from backends.flattening import write_json
-from backends.spec import CompareSpec
+from backends.spec import BACKENDS, CompareSpec
 
-SIDES = ("hf", "vllm")
 REPORT = "compare.json"
 PARITY = "parity.json"
 VERSION = 1
@@ -38,7 +37,8 @@ def earlier(output: Path) -> bool:
             raise JobError(f"{output / REPORT} is of version {data['compare']!r}; this program reads {VERSION}", remedy)
     except FileNotFoundError:
         try:
-            if any(output.iterdir()):
+            # The lock alone is left by one that failed at its first write, and there is one that just begins.
+            if any(path.name != _LOCK for path in output.iterdir()):
                 raise JobError(f"the output {output} exists and holds no comparison", remedy) from None
         except FileNotFoundError:
             return False
@@ -55,7 +55,7 @@ def earlier(output: Path) -> bool:
 def held_bytes(output: Path) -> int:
     """Bytes of the hidden states that a comparison left there."""
     total = 0
-    for side in SIDES:
+    for side in BACKENDS:
         for folder, _, names in os.walk(output / side):
             for name in names:
                 try:
@@ -72,14 +72,15 @@ class Folder:
         self.output = Path(spec.output).absolute()
         self._made = {"compare": VERSION, "verb": "compare", "created": round(time.time(), 3)}
         try:
-            there = earlier(self.output)
+            earlier(self.output)
             self.output.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.output / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unwritable(self.output, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if there:
+            # Who wrote here until now may have ended meanwhile.
+            if earlier(self.output):
                 self._empty()
             write_json(self.output / REPORT, {**self._made, "finished": False, "spec": spec.to_json()})
         except BlockingIOError:
@@ -88,6 +89,9 @@ class Folder:
         except OSError as error:
             os.close(self._lock)
             raise _unwritable(self.output, error) from None
+        except JobError:
+            os.close(self._lock)
+            raise
 
     def close(self) -> None:
         os.close(self._lock)
@@ -118,7 +122,7 @@ class Folder:
     def remove_states(self) -> str:
         """Frees the disk of both sides' hidden states; why that did not work, in one line, or ""."""
         try:
-            for side in SIDES:
+            for side in BACKENDS:
                 if (self.output / side).exists():
                     shutil.rmtree(self.output / side)
         except OSError as error:
@@ -129,7 +133,7 @@ class Folder:
         """Takes away an earlier comparison. Raises OSError, JobError."""
         if problem := self.remove_states():
             raise JobError(problem, "remove them yourself, or give another output folder")
-        names = [PARITY, *(f"{side}.{ending}" for side in SIDES for ending in ("spec.json", "events.jsonl"))]
+        names = [PARITY, *(f"{side}.{ending}" for side in BACKENDS for ending in ("spec.json", "events.jsonl"))]
         for name in names:
             (self.output / name).unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from backends.vllm.session import is_tracker
@@ -61,8 +62,16 @@ def descendants(root: int) -> set[int]:
     return found - zombies
 
 
-def end_all_below(known: Sequence[subprocess.Popen[bytes]], patience_s: float = _END_S) -> int:
-    """Ends every process below this one; how many did not end by themselves. known: ours, whose status others want.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of ending processes. signalled: those that did not end by themselves; alive: those that did not end at all."""
+
+    signalled: int
+    alive: tuple[int, ...]
+
+
+def end_all_below(known: Sequence[subprocess.Popen[bytes]], patience_s: float = _END_S) -> Ended:
+    """Ends every process below this one. known: ours, whose status others want.
 
     First they may end by themselves, then comes SIGTERM, then SIGKILL, each for `patience_s` at most; resource trackers are killed
     late, for they remove the shared memory of those that were killed.
@@ -85,7 +94,7 @@ def end_all_below(known: Sequence[subprocess.Popen[bytes]], patience_s: float = 
             time.sleep(_POLL_S)
         else:
             break
-    return len(signalled)
+    return Ended(len(signalled), tuple(sorted(_below(known))))
 
 
 def _below(known: Sequence[subprocess.Popen[bytes]]) -> set[int]:

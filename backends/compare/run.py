@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backends.compare.energy import SOURCE, Meter
-from backends.compare.figures import Steady
-from backends.compare.folder import SIDES, Folder
+from backends.compare.figures import Steady, significant
+from backends.compare.folder import Folder
 from backends.compare.processes import end_all_below, heir
 from backends.compare.sides import Side
 from backends.compare.verdict import Subject, verdict
@@ -20,7 +21,7 @@ from backends.events import EventLog
 from backends.parity import parity
 from backends.plan.compare import ComparePlan, plan_compare
 from backends.progress import Progress
-from backends.spec import CompareSpec, ParitySpec
+from backends.spec import BACKENDS, CompareSpec, ParitySpec
 
 _POLL_S = 0.1
 _TELL_S = 1.0
@@ -32,6 +33,8 @@ _END_S = 35.0
 _SHORT_S = 10.0
 # An event of a job's record may have 16 KiB; with more layers than this the report alone has them all.
 _LAYERS_TOLD = 24
+# Processes that a warning names one by one.
+_NAMED = 10
 
 
 def compare(spec: CompareSpec, events: EventLog, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -65,11 +68,13 @@ class _Comparison:
         self.events = events
         self.should_stop = should_stop
         each = plan.tokens / plan.samples
-        self.sides = {name: Side(plan.specs[name], folder.output, plan.samples, each) for name in SIDES}
+        self.sides = {name: Side(plan.specs[name], folder.output, plan.samples, each) for name in BACKENDS}
         for name, side in self.sides.items():
             side.spec = replace(side.spec, output=str(folder.path(name)))
         self.progress = Progress(events, total=2 * plan.samples)
         self.began = time.monotonic()
+        # Of each side: when it was looked at and told last, and what was told.
+        self._looked = dict.fromkeys(BACKENDS, -math.inf)
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def run(self) -> dict[str, Any]:
@@ -143,12 +148,20 @@ class _Comparison:
                 side.look()
             time.sleep(_POLL_S)
         self.progress.skipped = sum(int(side.finished.get("skipped") or 0) for side in self.sides.values())
-        left = end_all_below([side.process for side in self.sides.values() if side.process is not None])
+        ended = end_all_below([side.process for side in self.sides.values() if side.process is not None])
         for side in asked:
             side.look()
-        if left and not asked:
-            names = " and ".join(side.name for side in sides)
-            self.events.emit("warning", message=f"{left} processes that the {names} side left behind were ended")
+        names = " and ".join(side.name for side in sides)
+        if ended.signalled and not asked:
+            message = f"{ended.signalled} processes that the {names} side left behind were ended"
+            self.events.emit("warning", message=message)
+        if ended.alive:
+            pids = ", ".join(map(str, ended.alive[:_NAMED]))
+            message = (
+                f"{len(ended.alive)} processes of the {names} side live on after SIGKILL and hold what they have,"
+                f" GPU memory too: pid {pids}"
+            )
+            self.events.emit("warning", message=message)
 
     def _interrupted(self) -> Interrupted:
         done = sum(side.done for side in self.sides.values())
@@ -160,10 +173,12 @@ class _Comparison:
         """A `side` event for each side that has news, and one of the progress over both, once a second at most."""
         moment = time.monotonic()
         for name, side in self.sides.items():
+            at, before = self._told.get(name, (-math.inf, {}))
+            if not now and side.state == before.get("state") and moment - self._looked[name] < _TELL_S:
+                continue
+            self._looked[name] = moment
             fields = side.fields()
-            at, before = self._told.get(name, (0.0, {}))
-            changed = fields["state"] != before.get("state") or (fields != before and moment - at >= _TELL_S)
-            if now or changed or moment - at >= _AGAIN_S:
+            if now or fields != before or moment - at >= _AGAIN_S:
                 self._told[name] = moment, fields
                 self.events.emit("side", **fields)
         self.progress.phase = phase or "; ".join(
@@ -205,7 +220,7 @@ class _Comparison:
     def _report(self, found: dict[str, Any]) -> dict[str, Any]:
         plan, spec = self.plan, self.plan.spec
         gpus = self.meter.gpus()
-        steady = {name: side.steady() for name, side in self.sides.items()}
+        steady = {name: side.steady for name, side in self.sides.items()}
         sides = {name: self._figures(side, steady[name]) for name, side in self.sides.items()}
         for name, span in steady.items():
             if span is not None and span.seconds < _SHORT_S:
@@ -258,18 +273,18 @@ class _Comparison:
             "samples": side.done,
             "tokens": side.tokens,
             "bytes": side.bytes,
-            "startup_s": _round(startup),
-            "steady_s": _round(None if span is None else span.seconds),
-            "samples_per_s": _round(None if rate is None else rate / each),
-            "tokens_per_s": _round(rate),
-            "mb_per_s": _round(None if span is None else span.bytes_per_s / 1e6),
-            "samples_per_s_per_gpu": _round(None if rate is None or not side.spec.gpus else rate / each / cards),
-            "interval": None if interval is None else [_round(bound / each) for bound in interval],
-            "joules": _round(joules),
-            "samples_per_joule": _round(span.tokens / each / joules if span is not None and joules else None),
+            "startup_s": significant(startup),
+            "steady_s": significant(None if span is None else span.seconds),
+            "samples_per_s": significant(None if rate is None else rate / each),
+            "tokens_per_s": significant(rate),
+            "mb_per_s": significant(None if span is None else span.bytes_per_s / 1e6),
+            "samples_per_s_per_gpu": significant(None if rate is None or not side.spec.gpus else rate / each / cards),
+            "interval": None if interval is None else [significant(bound / each) for bound in interval],
+            "joules": significant(joules),
+            "samples_per_joule": significant(span.tokens / each / joules if span is not None and joules else None),
             "energy_source": None if joules is None else SOURCE,
             "energy_note": "" if energy is None else energy.note,
-            "whole_dataset_s": _round(None if rate is None or startup is None else startup + tokens / rate),
+            "whole_dataset_s": significant(None if rate is None or startup is None else startup + tokens / rate),
             "whole_dataset_samples": rows,
             "packing": side.finished.get("packing"),
             "versions": {"vllm": vllm.pop("version"), **vllm} if vllm else versions(),
@@ -301,8 +316,3 @@ def _told(parity: dict[str, Any]) -> dict[str, Any]:
         worst = sorted(layers, key=lambda name: -layers[name]["worst_row_error"] / layers[name]["limit"])[:_LAYERS_TOLD]
         layers = {name: layers[name] for name in layers if name in worst}
     return {**parity, "layers": layers, "reasons": parity["reasons"][:_LAYERS_TOLD]}
-
-
-def _round(value: float | None) -> float | None:
-    """Six significant digits, for figures of all sizes."""
-    return None if value is None else float(f"{value:.6g}")

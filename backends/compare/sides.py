@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backends.compare.figures import Steady, Step, steady
+from backends.compare.figures import Live, Steady, significant, steady
 from backends.errors import JobError, WorkerError, one_line
 from backends.flattening import write_json
 from backends.spec import ExtractSpec
@@ -26,7 +26,7 @@ class Side:
     """state: waiting, starting (until its first sample is done), running, done or failed; error: why it failed.
 
     tokens_each: mean length of the samples, by which a rate of tokens becomes one of samples.
-    done, tokens, bytes: finished so far. began, ended: of its process, by the monotonic clock.
+    done, tokens, bytes: finished so far. began, ended: of its process, by the monotonic clock. steady: once it has ended.
     """
 
     def __init__(self, spec: ExtractSpec, folder: Path, total: int, tokens_each: float) -> None:
@@ -43,13 +43,13 @@ class Side:
         self.error: JobError | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.began = self.ended = 0.0
-        self.steps: list[Step] = []
+        self.live = Live()
+        self.steady: Steady | None = None
         self._spec_file = folder / f"{self.name}.spec.json"
         self._events = folder / f"{self.name}.events.jsonl"
         self._read = 0
         self._last: dict[str, Any] = {}
         self._ready: dict[int, float] = {}
-        self._clock_offset = 0.0
 
     def start(self) -> None:
         """Starts its process; what that prints goes where our own goes. Raises JobError."""
@@ -59,7 +59,6 @@ class Side:
             raise unwritable(self._spec_file.parent, error) from None
         command = [sys.executable, "-u", str(_MAIN), "extract", str(self._spec_file), "--events", str(self._events)]
         gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(self.spec.gpus)}
-        self._clock_offset = time.monotonic() - time.time()
         self.began = time.monotonic()
         try:
             self.process = subprocess.Popen(
@@ -86,11 +85,17 @@ class Side:
     @property
     def startup_s(self) -> float | None:
         """From the start of its process until its first sample was validated and listed."""
-        return self.steps[0][0] - self.began if self.steps else None
+        steps = self.live.steps
+        return steps[0][0] - self.began if steps else None
 
-    def steady(self) -> Steady | None:
-        ready = max(self._ready.values(), default=-math.inf)
-        return steady(self.steps, workers=len(self._ready) or 1, ready=ready)
+    def _rates(self) -> tuple[float, float] | None:
+        if not self.running:
+            return None if self.steady is None else (self.steady.tokens_per_s, self.steady.bytes_per_s)
+        return self.live.rates(**self._workers())
+
+    def _workers(self) -> dict[str, Any]:
+        """How many work, and when the last was ready, as the steady state wants it."""
+        return {"workers": len(self._ready) or 1, "ready": max(self._ready.values(), default=-math.inf)}
 
     def look(self) -> None:
         """Takes in what it told, and its end."""
@@ -102,6 +107,7 @@ class Side:
             continue
         if status is not None:
             self.ended = time.monotonic()
+            self.steady = steady(self.live.steps, **self._workers())
             self._end(status)
 
     def ask_to_end(self) -> None:
@@ -110,8 +116,7 @@ class Side:
 
     def fields(self) -> dict[str, Any]:
         """Those of a `side` event."""
-        found = self.steady()
-        tokens_per_s = None if found is None else found.tokens_per_s
+        tokens_per_s, bytes_per_s = self._rates() or (None, None)
         return {
             "side": self.name,
             "state": self.state,
@@ -120,11 +125,11 @@ class Side:
             "total": self.total,
             "tokens": self.tokens,
             "bytes": self.bytes,
-            "elapsed_s": _round(self.elapsed_s),
-            "startup_s": _round(self.startup_s),
-            "samples_per_s": _round(None if tokens_per_s is None else tokens_per_s / self.tokens_each),
-            "tokens_per_s": _round(tokens_per_s),
-            "bytes_per_s": _round(None if found is None else found.bytes_per_s),
+            "elapsed_s": significant(self.elapsed_s),
+            "startup_s": significant(self.startup_s),
+            "samples_per_s": significant(None if tokens_per_s is None else tokens_per_s / self.tokens_each),
+            "tokens_per_s": significant(tokens_per_s),
+            "bytes_per_s": significant(bytes_per_s),
             "gpus": list(self.spec.gpus),
         }
 
@@ -159,7 +164,7 @@ class Side:
             if event["state"] == "lost":
                 self.restarts += 1
             elif event["state"] == "ready":
-                self._ready.setdefault(int(event["worker"]), float(event["t"]) + self._clock_offset)
+                self._ready.setdefault(int(event["worker"]), float(event["at"]))
         elif kind == "warning":
             self.warnings.append(str(event["message"]))
         elif kind == "finished":
@@ -168,10 +173,8 @@ class Side:
     def _progress(self, event: dict[str, Any]) -> None:
         self.done, self.tokens, self.bytes = (int(event[name]) for name in ("done", "tokens", "bytes"))
         self.phase = event.get("phase") or self.phase
-        self.steps += [
-            (float(at), int(samples), int(tokens), int(size)) for at, samples, tokens, size in event["steps"]
-        ]
-        if self.steps and self.state == "starting":
+        self.live.add((float(at), int(samples), int(tokens), int(size)) for at, samples, tokens, size in event["steps"])
+        if self.live.steps and self.state == "starting":
             self.state = "running"
 
     def _end(self, status: int) -> None:
@@ -196,7 +199,3 @@ class Side:
         else:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self.error = WorkerError(f"the {self.name} side {how} and did not say why", "see the log above")
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

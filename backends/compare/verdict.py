@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.compare.figures import Steady, ratio
+from backends.compare.figures import Steady, ratio, significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ def verdict(
             one, other = other, one
         value, low, high = ratio(one, other)
         faster = names[0] if low is not None and low > 1 else None
-        found = {"faster": faster, "ratio": _round(value), "low": _round(low), "high": _round(high)}
+        # Four digits: more is noise.
+        found = {"faster": faster}
+        found |= {"ratio": significant(value, 4), "low": significant(low, 4), "high": significant(high, 4)}
     return {**found, "sentence": _sentence(subject, names, found, sides, parity)}
 
 
@@ -112,11 +114,6 @@ def _times(value: float, like: float) -> str:
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _round(value: float | None) -> float | None:
-    """Four significant digits: more is noise."""
-    return None if value is None else float(f"{value:.4g}")
 
 
 def spell(seconds: float) -> str:

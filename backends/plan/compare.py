@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from backends.compare.folder import SIDES, earlier, held_bytes
+from backends.compare.folder import earlier, held_bytes
 from backends.environment import versions
 from backends.errors import JobError
 from backends.plan.download import Pending
 from backends.plan.extract import ExtractPlan, plan_extract
-from backends.spec import CompareSpec, ExtractSpec
+from backends.spec import BACKENDS, CompareSpec, ExtractSpec
 
 # Facts of a side's plan that both have in common.
 _COMMON = ("layer_ids", "num_layers", "hidden_size", "family", "dtype", "bytes_per_token", "samples", "tokens")
@@ -79,7 +79,7 @@ def plan_compare(spec: CompareSpec, pending: Pending | None = None) -> ComparePl
     gpus = _gpus_of_sides(spec, warnings)
     specs: dict[str, ExtractSpec] = {}
     sides: dict[str, ExtractPlan] = {}
-    for name in SIDES:
+    for name in BACKENDS:
         # What dies again and again is not to be measured.
         specs[name] = replace(spec.side(name), gpus=gpus[name], worker_restarts=_RESTARTS)
         specs[name] = replace(specs[name], last=_last(spec, warnings if name == "hf" else []))
@@ -98,14 +98,14 @@ def plan_compare(spec: CompareSpec, pending: Pending | None = None) -> ComparePl
 def _gpus_of_sides(spec: CompareSpec, warnings: list[str]) -> dict[str, tuple[str, ...]]:
     """The GPUs of each side. Raises JobError."""
     if not spec.together:
-        return dict.fromkeys(SIDES, spec.gpus)
+        return dict.fromkeys(BACKENDS, spec.gpus)
     if not spec.gpus:
         if spec.device == "cuda":
             raise JobError("together needs GPUs for each side, and none were chosen", "choose an even number of GPUs")
         warnings.append(
             "both backends work at a time on the same CPU: each takes the other's cores, so trust no figure"
         )
-        return dict.fromkeys(SIDES, ())
+        return dict.fromkeys(BACKENDS, ())
     if len(spec.gpus) % 2:
         raise JobError(
             f"together gives each side half of the GPUs, and {len(spec.gpus)} cannot be halved",
@@ -119,7 +119,7 @@ def _gpus_of_sides(spec: CompareSpec, warnings: list[str]) -> dict[str, tuple[st
             f" {spec.tensor_parallel}",
             "choose twice a multiple of it, or leave out together",
         )
-    return dict(zip(SIDES, (first, second), strict=True))
+    return dict(zip(BACKENDS, (first, second), strict=True))
 
 
 def _last(spec: CompareSpec, warnings: list[str]) -> int | None:

@@ -109,14 +109,15 @@ with heir():
     left = side.stdout.readline().split()
     while side.poll() is None or not set(map(int, left)) <= descendants(os.getpid()):
         pass
-    print(*left, end_all_below([side], patience_s=0.3), len(descendants(os.getpid())), side.returncode)
+    ended = end_all_below([side], patience_s=0.3)
+    print(*left, ended.signalled, len(ended.alive), len(descendants(os.getpid())), side.returncode)
 """
 
 
 def test_what_a_side_left_behind_is_ended_also_where_it_ignores_sigterm() -> None:
     done = subprocess.run([sys.executable, "-c", HEIR], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    *left, ended, below, status = map(int, done.stdout.split())
+    *left, ended, alive_still, below, status = map(int, done.stdout.split())
     assert len(left) == ended == 2
-    assert (below, status) == (0, 0)
+    assert (alive_still, below, status) == (0, 0, 0)
     assert not any(map(alive, left))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -140,6 +141,27 @@ def test_an_earlier_comparison_is_taken_away_whole_and_nothing_else_is(fields: d
     first.close()
     Folder(spec).close()
     assert {path.name for path in first.output.iterdir()} == {"compare.json", ".compare.lock", "mine", "notes.txt"}
+
+
+def test_a_comparison_that_failed_at_its_first_write_does_not_lock_its_folder_out(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = CompareSpec.from_json(fields)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as changed:
+        changed.setattr("backends.compare.folder.write_json", full)
+        with pytest.raises(JobError, match="No space left on device"):
+            Folder(spec)
+    assert planned(fields)["ok"] is True
+    folder = Folder(spec)
+    # As one that has begun a moment ago and has written nothing yet.
+    (folder.output / "compare.json").unlink()
+    with pytest.raises(JobError, match="another comparison writes to"):
+        Folder(spec)
+    folder.close()
 
 
 def test_what_an_earlier_comparison_kept_counts_as_room(fields: dict[str, Any]) -> None:

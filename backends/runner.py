@@ -180,6 +180,9 @@ class _Run:
         finally:
             # A worker that is asked to end writes what it has; after an error nobody waits for that.
             self.workers.close(at_once=not clean)
+            for message in self.workers.results(0.0):
+                if message.event == "warning":
+                    self._hear(message)
             if self.float8 is not None:
                 self.float8.keep()
             for worker in self.started:
@@ -235,6 +238,8 @@ class _Run:
             self._ready(message)
         elif event == "server":
             self.events.emit("worker", worker=message.worker, state="starting", **fields)
+        elif event == "warning":
+            self.events.emit("warning", message=fields["message"])
         elif event in ("done", "disk"):
             rows = self.flying.pop(fields["id"], ())
             if event == "disk":

@@ -18,7 +18,7 @@ from backends.disk import free_bytes
 from backends.errors import JobError, WorkerError, one_line
 from backends.hsfile import Entry, MisfitError, StatesError, StoreError
 from backends.vllm.client import NoAnswer, Refused, ServerClient
-from backends.vllm.filing import Filer, NotThere
+from backends.vllm.filing import Filer, NotThere, is_visible
 
 # Threads that check and name files: they wait for the disk most of the time.
 FILERS = 8
@@ -30,6 +30,8 @@ _BACK_OFF_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 # A server that dies closes its connections a little before its process ends.
 _NOTICE_S = 2.0
+# A file that is being checked when the server is given up; a slow disk may take longer, and then it is made again.
+_FILED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -113,6 +115,11 @@ class Feeder:
         """Samples that are neither done nor given up."""
         return self._busy
 
+    @property
+    def left(self) -> list[Path]:
+        """Files of the server that stay where they are."""
+        return list(self._filer.left)
+
     def silent_s(self) -> float:
         """Seconds since a sample was finished while some are in flight; 0 where none are."""
         return time.monotonic() - self.last_good if self._busy else 0.0
@@ -123,10 +130,14 @@ class Feeder:
             raise self._failure
 
     def close(self) -> None:
-        """No more requests; those that wait for an answer are left alone."""
+        """No more requests; those that wait for an answer are left alone. Files are waited for a while: they are swept next."""
         self._stop.set()
         for thread in self._threads:
             (self._asked if thread.name.startswith("ask") else self._answered).put(None)
+        deadline = time.monotonic() + _FILED_S
+        for thread in self._threads:
+            if thread.name.startswith("file"):
+                thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _run(self, inbox: queue.SimpleQueue[Sample | None], work: Callable[[Sample], None]) -> None:
         while (sample := inbox.get()) is not None and not self._stop.is_set():
@@ -158,9 +169,9 @@ class Feeder:
                 f"the vLLM server refuses row {sample.row} ({tokens} tokens): {one_line(error)}",
                 "leave that row out, or see its log",
             ) from None
-        if not self._filer.is_ours(path):
+        if why := self._filer.refusal(path):
             raise JobError(
-                f"the vLLM server says that row {sample.row} is in {path}, which is not where it was told to write",
+                f"the vLLM server says that row {sample.row} is in {path[:300]!r}, {why}",
                 "see its log: something else answers, or the connector is another",
             )
         sample.path = Path(path)
@@ -201,13 +212,15 @@ class Feeder:
         except NotThere as error:
             if self._stop.is_set():
                 return None
-            if not path.parent.is_dir():
+            if not is_visible(path.parent):
                 raise JobError(
                     f"the vLLM server answered, and {path} is not visible from this machine",
                     "give a server of this machine, or one that writes to a folder that is shared with it",
                 ) from None
             return self._no_file(sample, f"it answered, and wrote no file: {error}")
         except OSError as error:
+            if self._stop.is_set():
+                return None
             self._tell("disk", id=sample.id, entries=[], message=one_line(error))
             return self._one_less()
         return self._done(sample, entry, "")

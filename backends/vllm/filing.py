@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.hsfile import TMP_PREFIX, Entry, StoreError, file_name, read_file
+from backends.errors import one_line
+from backends.hsfile import TMP_PREFIX, Entry, StoreError, file_name
 from backends.store import check_sample
 
 # Beside what a server writes: a link to the folder of its sockets and other temporary files, which lies where such files do.
@@ -33,6 +34,10 @@ class Filer:
 
     header: of the manifest, which says what a file must hold. storage: the folder that the files must lie in, None for any (a
     server that is not ours). appear_s: how long a file may take to show after the answer. lock_s: how long one may be locked.
+    left: files that are the server's and stay where they are.
+
+    A server that is not ours may name whatever it likes: of its files one alone is touched that was found to hold this very
+    sample, and the others are left.
     """
 
     def __init__(
@@ -49,41 +54,59 @@ class Filer:
         self._storage = storage
         self._appear_s = appear_s
         self._lock_s = lock_s
-        self.left_behind = 0
+        self.left: list[Path] = []
 
-    def is_ours(self, path: str) -> bool:
-        """Whether the file that a server names lies where it was told to write."""
-        if self._storage is None:
-            return True
-        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._storage))
+    def refusal(self, path: str) -> str:
+        """Why the file that a server names cannot be its answer; "" where it can."""
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            return "which is no name of a file"
+        if "\0" in path or not path.startswith("/"):
+            return "which is no whole path"
+        if self._storage is not None:
+            inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._storage))
+            return "" if inside else "which is not where it was told to write"
+        if not path.endswith(".safetensors"):
+            return "which is no *.safetensors"
+        own = os.path.realpath(self._output) == os.path.realpath(Path(path).parent)
+        return "which is in the job's own output folder" if own else ""
 
     def take(self, row: int, token_ids: Sequence[int], path: Path, given_up: Callable[[], bool]) -> Entry:
         """Waits until the file is written, checks it, and names it. Raises NotThere, StoreError, OSError (a full disk)."""
         lock = path.with_name(path.name + ".lock")
-        self._wait(path, lock, given_up)
+        try:
+            self._wait(path, lock, given_up)
+            size = self._checked(path, token_ids)
+        except OSError as error:  # unreadable; or whoever sweeps after a server that is gone was faster
+            raise NotThere(one_line(error)) from None
+        try:
+            self._name(path, self._output / file_name(row))
+        except FileNotFoundError as error:
+            if not self._output.is_dir():
+                raise
+            raise NotThere(one_line(error)) from None
+        self._remove(lock)
+        return Entry(row, file_name(row), len(token_ids), size)
+
+    def _checked(self, path: Path, token_ids: Sequence[int]) -> int:
+        """The bytes of a file that holds this sample. Raises NotThere, StoreError, OSError."""
         try:
             if path.is_symlink() or not path.is_file():
                 raise NotThere(f"{path} is not there")
             check_sample(self._header, path, token_ids)
-            size = path.stat().st_size
-            self._name(path, self._output / file_name(row))
+            return path.stat().st_size
         except (StoreError, NotThere):
-            self.drop(path)
+            self._drop(path)
             raise
-        self._remove(lock)
-        return Entry(row, file_name(row), len(token_ids), size)
 
-    def drop(self, path: Path) -> None:
-        """Removes a file that is no good, and its lock."""
-        self._remove(path)
-        self._remove(path.with_name(path.name + ".lock"))
-
-    def shape(self, path: Path) -> tuple[int, ...] | None:
-        """[T, L, H] of a file, None where it cannot be read."""
-        try:
-            return tuple(read_file(path).states.shape)
-        except StoreError:
-            return None
+    def _drop(self, path: Path) -> None:
+        """Removes a file that is no good, and its lock, where they are surely the server's."""
+        if self._storage is not None:
+            self._remove(path)
+            self._remove(path.with_name(path.name + ".lock"))
+        elif path.exists():
+            self.left.append(path)
 
     def _wait(self, path: Path, lock: Path, given_up: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._appear_s
@@ -92,7 +115,7 @@ class Filer:
                 raise NotThere(f"{path} is not there")
             time.sleep(_POLL_S)
         try:
-            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:  # versions before 0.22 have none, and write before they answer
             return
         try:
@@ -130,7 +153,15 @@ class Filer:
         try:
             path.unlink(missing_ok=True)
         except OSError:  # another user's server; its files stay
-            self.left_behind += 1
+            self.left.append(path)
+
+
+def is_visible(folder: Path) -> bool:
+    """Whether there is such a folder, and this user may see it."""
+    try:
+        return folder.is_dir()
+    except OSError:
+        return False
 
 
 def _locked(fd: int) -> bool:

@@ -139,6 +139,7 @@ class ServerWorker:
         """The client first, then the server: one that answers waits for its connections."""
         if self._feeder is not None:
             self._feeder.close()
+            self._tell_left(self._feeder.left)
         if self._client is not None:
             self._client.close()
         if self._server is not None and not self._server.end(grace_s=_GRACE_S if self._kindly else _GRACE_AT_ONCE_S):
@@ -150,6 +151,13 @@ class ServerWorker:
                 self._folder.parent.rmdir()
         if self._kindly:
             self._answers.send("ended")
+
+    def _tell_left(self, left: list[Path]) -> None:
+        if left:
+            message = (
+                f"{len(left)} files of the vLLM server were not taken and cannot be removed from here, {left[0]} first"
+            )
+            self._answers.send("warning", message=message)
 
     # --- the start --------------------------------------------------------------------------------------------------
 

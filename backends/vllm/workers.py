@@ -65,6 +65,8 @@ class ServerWorkers(LocalWorkers):
         return self._staging / str(worker)
 
     def _understand(self, message: Message) -> Message | None:
+        if message.event == "warning":
+            return message  # also of a worker that is gone: they come last
         if message.event == "server":
             self._servers[message.worker] = message.fields["pid"]
             return message

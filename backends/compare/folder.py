@@ -21,6 +21,7 @@ from typing import Any
 from backends.errors import JobError, one_line
 from backends.flattening import write_json
 from backends.spec import BACKENDS, CompareSpec
+from backends.vllm.told import without_secrets
 
 REPORT = "compare.json"
 PARITY = "parity.json"
@@ -82,7 +83,7 @@ class Folder:
             # Who wrote here until now may have ended meanwhile.
             if earlier(self.output):
                 self._empty()
-            write_json(self.output / REPORT, {**self._made, "finished": False, "spec": spec.to_json()})
+            write_json(self.output / REPORT, {**self._made, "finished": False, "spec": _told(spec)})
         except BlockingIOError:
             os.close(self._lock)
             raise JobError(f"another comparison writes to {self.output}", "wait for its end, or stop it") from None
@@ -136,6 +137,11 @@ class Folder:
         names = [PARITY, *(f"{side}.{ending}" for side in BACKENDS for ending in ("spec.json", "events.jsonl"))]
         for name in names:
             (self.output / name).unlink(missing_ok=True)
+
+
+def _told(spec: CompareSpec) -> dict[str, Any]:
+    """The spec for a file that others may read."""
+    return {**spec.to_json(), "extra_args": without_secrets(spec.extra_args)}
 
 
 def _unwritable(output: Path, error: OSError) -> JobError:

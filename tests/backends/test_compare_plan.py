@@ -184,3 +184,11 @@ def test_a_comparison_may_name_its_model_on_the_hub(fields: dict[str, Any]) -> N
     assert wanted is not None
     assert (wanted[0].name, wanted[0].revision) == ("org/name", "main")
     assert not uses_hub(CompareSpec.from_json(fields))
+
+
+def test_a_key_among_the_servers_arguments_is_not_in_the_report(fields: dict[str, Any]) -> None:
+    folder = Folder(CompareSpec.from_json({**fields, "extra_args": ["--hf-token", "SECRET", "--seed", "3"]}))
+    written = folder.path("compare.json").read_text()
+    folder.close()
+    assert "SECRET" not in written
+    assert json.loads(written)["spec"]["extra_args"] == ["--hf-token", "***", "--seed", "3"]

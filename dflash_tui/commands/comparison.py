@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backends.spec import BACKENDS
 from dflash_tui.commands.output import clean, complain, console, duration, note, table
 from dflash_tui.commands.parity import layers_table
-from dflash_tui.commands.sides import SIDES
+from dflash_tui.fleet.comparison import figure, mapping, number, pair
 
 
 def show_result(result: Mapping[str, Any]) -> None:
     """Figures and layers as tables and the sentence, on stdout; why the parity is bad on stderr."""
-    sides = {name: _mapping(_mapping(result.get("sides")).get(name)) for name in SIDES}
-    shown = table("", *SIDES, right=SIDES)
+    sides = {name: mapping(mapping(result.get("sides")).get(name)) for name in BACKENDS}
+    shown = table("", *BACKENDS, right=BACKENDS)
     for title, cell in _ROWS.items():
-        cells = [cell(sides[name]) for name in SIDES]
+        cells = [cell(sides[name]) for name in BACKENDS]
         if any(cells):
             shown.add_row(title, *cells)
     screen = console()
     screen.print(shown)
-    parity = _mapping(result.get("parity"))
-    layers = _mapping(parity.get("layers"))
+    parity = mapping(result.get("parity"))
+    layers = mapping(parity.get("layers"))
     if layers:
         screen.print(layers_table(layers))
-    screen.print(clean(str(_mapping(result.get("verdict")).get("sentence") or "")))
+    screen.print(clean(str(mapping(result.get("verdict")).get("sentence") or "")))
     for text in dict.fromkeys(str(side.get("energy_note") or "") for side in sides.values()):
         if text:
             note(f"no energy: {text}")
@@ -33,24 +34,13 @@ def show_result(result: Mapping[str, Any]) -> None:
         complain(str(reason))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _value(value: Any) -> float | None:
-    return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
-
-
 def _digits(value: float | None) -> str:
-    """Three significant digits, all of them before the point."""
-    if value is None:
-        return "n/a"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return figure(value, missing="n/a")
 
 
 def _plain(name: str, unit: str = "") -> Callable[[Mapping[str, Any]], str]:
     def cell(side: Mapping[str, Any]) -> str:
-        value = _value(side.get(name))
+        value = number(side.get(name))
         return _digits(value) if value is None or not unit else f"{_digits(value)} {unit}"
 
     return cell
@@ -58,23 +48,21 @@ def _plain(name: str, unit: str = "") -> Callable[[Mapping[str, Any]], str]:
 
 def _count(name: str) -> Callable[[Mapping[str, Any]], str]:
     """A number that is worth a line only where it is not 0."""
-    return lambda side: f"{value:,.0f}" if (value := _value(side.get(name))) else ""
+    return lambda side: f"{value:,.0f}" if (value := number(side.get(name))) else ""
 
 
 def _rate(side: Mapping[str, Any]) -> str:
-    bounds = side.get("interval")
-    rate = _digits(_value(side.get("samples_per_s")))
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        return rate
-    return f"{rate} ({_digits(_value(bounds[0]))} to {_digits(_value(bounds[1]))})"
+    bounds = pair(side.get("interval"))
+    rate = _digits(number(side.get("samples_per_s")))
+    return rate if bounds is None else f"{rate} ({_digits(bounds[0])} to {_digits(bounds[1])})"
 
 
 def _whole(side: Mapping[str, Any]) -> str:
-    return duration(_value(side.get("whole_dataset_s")))
+    return duration(number(side.get("whole_dataset_s")))
 
 
 def _version(side: Mapping[str, Any]) -> str:
-    versions = _mapping(side.get("versions"))
+    versions = mapping(side.get("versions"))
     name = next((name for name in ("vllm", "transformers") if versions.get(name)), None)
     return "n/a" if name is None else clean(f"{name} {versions[name]}")
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from backends.spec import BACKENDS
 from dflash_tui.commands.output import amount, clean, duration, number
 from dflash_tui.fleet.facts import Job, Side
-
-SIDES = ("hf", "vllm")
 
 
 def side_words(job: Job) -> str:
     """How far each side is, in a line."""
-    return "; ".join(f"{name} {side_figures(job.sides[name])}" for name in SIDES if name in job.sides) or "not begun"
+    return "; ".join(f"{name} {side_figures(job.sides[name])}" for name in BACKENDS if name in job.sides) or "not begun"
 
 
 def side_figures(side: Side) -> str:

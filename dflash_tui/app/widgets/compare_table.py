@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.cells import set_cell_size
 
-from dflash_tui.app.widgets.comparison import model_of, number, summary
+from dflash_tui.app.widgets.comparison import model_of, summary
 from dflash_tui.app.widgets.jobs_table import Column, JobRow
 from dflash_tui.app.widgets.rows import Cell, Row, RowsView, cell
 from dflash_tui.app.widgets.words import job_state
 from dflash_tui.fleet import format as fmt
+from dflash_tui.fleet.comparison import number
 from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.state import Fleet, NodeView
 from dflash_tui.node.protocol import Launch

@@ -8,14 +8,11 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
+from backends.spec import BACKENDS
 from dflash_tui.app.widgets.comparison import (
-    SIDES,
     Measured,
-    figure,
-    mapping,
     measured,
     model_of,
-    number,
     parity_word,
     seconds_left,
     share_done,
@@ -28,11 +25,13 @@ from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
+from dflash_tui.fleet.comparison import figure, mapping, number
 from dflash_tui.fleet.facts import Diagnosis, Job, Side
 from dflash_tui.fleet.series import shrink
 from dflash_tui.fleet.sides import Points, rates
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.fleet.strays import held
+from dflash_tui.node import hiding
 from dflash_tui.node.protocol import Launch
 
 LABEL_WIDTH = 16
@@ -116,7 +115,7 @@ def _trouble(job: Job, diagnosis: Diagnosis | None) -> Iterator[tuple[str, str]]
 def figures_content(node: NodeView, job: Job, *, width: int) -> Content:
     """The two backends in two columns, for `width` columns in all."""
     column = min(_WIDEST, max(8, (width - LABEL_WIDTH - 1) // 2))
-    lines = [_row("", [(name, "bold") for name in SIDES], column)]
+    lines = [_row("", [(name, "bold") for name in BACKENDS], column)]
     lines += [_row(label, cells, column) for label, cells in _figures(node, job, column)]
     return Content("\n").join(lines)
 
@@ -132,9 +131,9 @@ def _fit(text: str, width: int) -> str:
 
 
 def _figures(node: NodeView, job: Job, column: int) -> Iterator[tuple[str, Cells]]:
-    sides = [job.sides.get(name) for name in SIDES]
-    results = [measured(job, name) for name in SIDES]
-    both = list(zip(SIDES, sides, results, strict=True))
+    sides = [job.sides.get(name) for name in BACKENDS]
+    results = [measured(job, name) for name in BACKENDS]
+    both = list(zip(BACKENDS, sides, results, strict=True))
 
     def cells(text: Callable[[Side | None, Measured | None], str]) -> Cells:
         return [(text(side, result), "") for _, side, result in both]
@@ -151,7 +150,7 @@ def _figures(node: NodeView, job: Job, column: int) -> Iterator[tuple[str, Cells
         yield "  95 % interval", cells(lambda _, result: _interval(result))
     points = node.side_points.get(job.id, {})
     if not job.state.ended and any(points.values()):
-        yield "  last 2 min", [(_history(points.get(name, ()), column - 2), "$text-accent") for name in SIDES]
+        yield "  last 2 min", [(_history(points.get(name, ()), column - 2), "$text-accent") for name in BACKENDS]
     yield "  per GPU", cells(_per_gpu)
     yield "tokens/s", cells(lambda side, result: figure(_value(side, result, "tokens_per_s")))
     yield "MB/s", cells(lambda side, result: figure(_megabytes(side, result)))
@@ -315,7 +314,7 @@ def about_content(
     if found.get("layer_ids") or found.get("layers"):
         pairs.append(("layer ids", plain(found.get("layer_ids") or found.get("layers"))))
     if found.get("extra_args"):
-        pairs.append(("vLLM options", " ".join(str(word) for word in found["extra_args"])))
+        pairs.append(("vLLM options", " ".join(hiding.arguments([str(word) for word in found["extra_args"]]))))
     pairs += _energy(job)
     pairs.append(("times", f"made {at(job.created)}  started {at(job.started)}  ended {at(job.ended)}"))
     lines = [labelled(label, text, label_width=LABEL_WIDTH, width=width) for label, text in pairs]
@@ -326,7 +325,7 @@ def _energy(job: Job) -> Iterator[tuple[str, str]]:
     """Where the joules are from, or why there are none."""
     told = {
         name: result.text("energy_source") or result.text("energy_note")
-        for name in SIDES
+        for name in BACKENDS
         if (result := measured(job, name))
     }
     if len(set(told.values())) == 1 and all(told.values()):

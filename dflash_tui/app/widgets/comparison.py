@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backends.spec import BACKENDS
 from dflash_tui.fleet import format as fmt
+from dflash_tui.fleet.comparison import mapping, number, pair
 from dflash_tui.fleet.facts import Job, Side
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.node.protocol import Launch
 
-SIDES = ("hf", "vllm")
 _SIGNS = {
     "waiting": (".", "dim"),
     "starting": ("+", "accent"),
@@ -36,22 +37,6 @@ class Measured:
     def text(self, name: str) -> str:
         value = self.fields.get(name)
         return value if isinstance(value, str) else ""
-
-
-def number(value: Any) -> float | None:
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-
-
-def pair(value: Any) -> tuple[float, float] | None:
-    """Two numbers, low and high."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return None
-    low, high = number(value[0]), number(value[1])
-    return None if low is None or high is None else (low, high)
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def measured(job: Job, side: str) -> Measured | None:
@@ -94,10 +79,10 @@ def summary(job: Job) -> tuple[str, str]:
     if job.result is None or not job.result.get("verdict"):
         if job.state.ended:
             return fmt.one_line(job.reason) or str(job.state), "warn"
-        return ", ".join(f"{name} {_briefly(job.sides.get(name))}" for name in SIDES), ""
+        return ", ".join(f"{name} {_briefly(job.sides.get(name))}" for name in BACKENDS), ""
     verdict, parity = mapping(job.result.get("verdict")), mapping(job.result.get("parity"))
     faster, ratio = verdict.get("faster"), number(verdict.get("ratio"))
-    speed = f"{faster} {times(ratio)}" if faster in SIDES else "undecided"
+    speed = f"{faster} {times(ratio)}" if faster in BACKENDS else "undecided"
     same, style = parity_word(parity)
     return f"{speed}, parity {same}", style
 
@@ -118,15 +103,3 @@ def parity_word(parity: Mapping[str, Any]) -> tuple[str, str]:
 def times(ratio: float | None) -> str:
     """A ratio as "2.41x"."""
     return fmt.NOT_AVAILABLE if ratio is None else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
-
-
-def figure(value: float | None) -> str:
-    """A measured value with three digits, or all of them before the point: "0.0123", "8.70", "1,234"."""
-    if value is None:
-        return fmt.NOT_AVAILABLE
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    if size >= 1:
-        return f"{value:.{1 if size >= 10 else 2}f}"
-    return f"{value:.3g}"

@@ -1,6 +1,6 @@
 """Secrets of a job: read once from a pipe that the supervisor or the agent left open, and kept in memory alone.
 
-They stand in no argument, no environment and no file; the workers that the runner starts do not get them.
+They stand in no argument, no environment and no file. Workers get none, but for a server's key in their first order.
 """
 
 from __future__ import annotations
@@ -27,3 +27,8 @@ def take() -> None:
 def hf_token() -> str | None:
     """The hub's token that was sent with the job; None: the node's own login, where it has one, is used."""
     return _secrets.get("HF_TOKEN")
+
+
+def vllm_api_key() -> str:
+    """The key of a vLLM server that runs already; else that of an environment that somebody starts this in by hand; else ""."""
+    return _secrets.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY", "")

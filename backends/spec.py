@@ -103,6 +103,10 @@ def _vllm(spec: ExtractSpec) -> None:
         raise SpecError(f"{spec.verb}: vllm_python must be a text, not {spec.vllm_python!r}")
     if not isinstance(spec.server_url, str):
         raise SpecError(f"{spec.verb}: server_url must be a text, not {spec.server_url!r}")
+    if set(spec.server_url) & set("@?#"):  # not shown: a spec is kept in files, and so would a password be
+        raise SpecError(
+            f"{spec.verb}: server_url must be an address alone; a key is taken from VLLM_API_KEY of the console's environment"
+        )
     for name in ("tensor_parallel", "concurrency", "stall_s"):
         _whole(spec, name, 1)
     extra: Any = spec.extra_args

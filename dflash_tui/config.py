@@ -26,6 +26,7 @@ from typing import Any
 import platformdirs
 
 from dflash_tui.node.secrets import NAMES as SECRETS
+from dflash_tui.node.secrets import SERVER_KEY
 
 APP = "dflash-tui"
 CONFIG_VARIABLE = "DFLASH_TUI_CONFIG"
@@ -153,7 +154,12 @@ def variables(value: Any) -> dict[str, str]:
         if not name or "=" in name:
             raise ValueError("a table of variables with names")
         if name in SECRETS:
-            raise ValueError(f"without {name}, for it is kept in files (a token goes by --hf-token-file)")
+            other = (
+                "it is taken from this console's own environment"
+                if name == SERVER_KEY
+                else "a token goes by --hf-token-file"
+            )
+            raise ValueError(f"without {name}, for it is kept in files ({other})")
     return value
 
 

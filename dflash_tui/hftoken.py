@@ -1,8 +1,9 @@
-"""The hub's token: where it is on this machine, and with which jobs it goes to a node.
+"""The hub's token, and the key of a vLLM server: where they are on this machine, and with which jobs they go to a node.
 
 It is sent where a job names something on the hub, in a field of its own that no node writes to a file. A token that was
 asked for or named by an option comes first; else that of HF_TOKEN, else that of `hf auth login`. As everywhere,
 HF_HUB_DISABLE_IMPLICIT_TOKEN=1 keeps the last two here; then the node's own login is used, where it has one.
+VLLM_API_KEY of this environment goes with a job that names a server that runs already (`server_url`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 from backends.hubname import model_name, uses_hub
 from backends.questions import QUESTIONS, CapabilitiesSpec
-from backends.spec import SPECS, SpecError, VerifySpec
+from backends.spec import SPECS, ExtractSpec, Spec, SpecError, VerifySpec
 from dflash_tui.config import ConfigError, Settings
-from dflash_tui.node.secrets import NAMES, usable
+from dflash_tui.node.secrets import HUB_NAMES, SERVER_KEY, usable
 
 _TRUE = ("1", "on", "yes", "true")
 
@@ -33,17 +34,24 @@ def given(file: Path | None, ask: bool) -> str:
 
 
 def secrets_for(verb: str, spec: Mapping[str, Any], settings: Settings) -> dict[str, str]:
-    """What is sent beside a plan or a launch: {"HF_TOKEN": …}, or {} where the job names nothing on the hub or there is none.
+    """What is sent beside a plan or a launch: HF_TOKEN where the job names something on the hub, VLLM_API_KEY where it names a
+    server, each where there is one.
 
     Raises ConfigError where there is one that cannot be used.
     """
     try:
         read = {**SPECS, **QUESTIONS}[verb].from_json(spec)
         of_a_question = isinstance(read, CapabilitiesSpec) and model_name(read.model) is not None
-        if not uses_hub(read) and not of_a_question:
-            return {}
+        of_the_hub = uses_hub(read) or of_a_question
     except (KeyError, SpecError):
         return {}  # what is wrong with it the node says
+    found = _token_for(read, settings) if of_the_hub else {}
+    if isinstance(read, ExtractSpec) and read.server_url and (key := os.environ.get(SERVER_KEY, "").strip()):
+        found[SERVER_KEY] = _checked(key, SERVER_KEY)
+    return found
+
+
+def _token_for(read: Spec, settings: Settings) -> dict[str, str]:
     if settings.hf_token:
         return {"HF_TOKEN": settings.hf_token}
     # A manifest may name a model on the hub; whether it does is not known here.
@@ -57,7 +65,7 @@ def _own() -> str:
     """The token that the hub's own programs would take on this machine, "" where there is none."""
     if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").lower() in _TRUE:
         return ""
-    for name in NAMES:
+    for name in HUB_NAMES:
         if text := os.environ.get(name, "").strip():
             return _checked(text, name)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

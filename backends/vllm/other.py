@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from backends import credentials
 from backends.errors import JobError, one_line
 from backends.hub import origin
 from backends.spec import ExtractSpec
@@ -54,6 +55,11 @@ def address(url: str) -> str:
     """The address of a server without the `/v1` that clients of its API are given. Raises JobError."""
     try:
         parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise JobError(
+                "server_url has more than an address in it: a user, a password or a question",
+                "give it as http://HOST:PORT; a key is taken from VLLM_API_KEY of the console's environment",
+            )
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
             return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
     except ValueError:
@@ -71,7 +77,7 @@ def plan_other(spec: ExtractSpec) -> OtherPlan:
             f"server_url names a server that runs already, and {', '.join(given)} would be of one that is started",
             "leave one of the two out",
         )
-    client = ServerClient(url, key=os.environ.get("VLLM_API_KEY", ""))
+    client = ServerClient(url, key=credentials.vllm_api_key())
     try:
         served = our_model(url, client.served(), spec.model)
         if not client.healthy():
@@ -81,7 +87,7 @@ def plan_other(spec: ExtractSpec) -> OtherPlan:
     except (NoAnswer, Refused) as error:
         raise JobError(
             f"the vLLM server at {url} does not answer as one: {one_line(error)}",
-            "start it, or mend server_url; a key goes into VLLM_API_KEY of the job's environment",
+            "start it, or mend server_url; a key is taken from VLLM_API_KEY of the console's environment",
         ) from None
     finally:
         client.close()

@@ -98,7 +98,8 @@ class _Stopped(Exception):
 
 class ServerWorker:
     """order: `spec`, `header` (of the manifest), `vllm` (python, version, flags; empty for a server that runs already), `gpus`,
-    `folder` (its own, for files and to start in), `max_model_len`, `bytes_per_token`, `again` (whether it was lost before)."""
+    `folder` (its own, for files and to start in), `max_model_len`, `bytes_per_token`, `key` (of a server that
+    runs already), `again` (whether it was lost before)."""
 
     def __init__(self, order: dict[str, Any], answers: Answers, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
         self._order = order
@@ -279,7 +280,7 @@ class ServerWorker:
 
     def _connect_to_other(self) -> tuple[ServerClient, Served]:
         url = address(self._spec.server_url)
-        client = self._new_client(url, os.environ.get("VLLM_API_KEY", ""))
+        client = self._new_client(url, self._order["key"])
         deadline = time.monotonic() + _THERE_S
         while not client.healthy():
             self._stop_if_asked(_POLL_S)

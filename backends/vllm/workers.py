@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from backends import credentials
 from backends.plan.extract import ExtractPlan
 from backends.store import Store
 from backends.vllm.feeding import AHEAD
@@ -42,6 +43,7 @@ class ServerWorkers(LocalWorkers):
             "max_model_len": plan.longest + ANSWER_TOKENS,
             "bytes_per_token": plan.bytes_per_token,
             "packing": plan.packing,
+            "key": credentials.vllm_api_key() if spec.server_url else "",
         }
         super().__init__(order, groups, most=spec.concurrency + AHEAD, keep_open=[store.lock_fd])
         self._dataset = plan.dataset

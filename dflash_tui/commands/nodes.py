@@ -18,6 +18,7 @@ from dflash_tui.config import LOCAL, Settings
 from dflash_tui.fleet.facts import AgentGreeted, Fact, Job, LinkChanged, LinkState, Metrics, MetricsArrived
 from dflash_tui.hftoken import secrets_for
 from dflash_tui.link import LinkError, LinkOptions, NodeLink, parse_target
+from dflash_tui.node.secrets import SERVER_KEY
 
 CONNECT_TIMEOUT_S = 60.0  # of the whole of it, bundle and all
 ANSWER_TIMEOUT_S = 30.0
@@ -33,6 +34,7 @@ class Node:
         self.env = settings.env
         self._settings = settings
         self._told_of_token = False
+        self._told_of_key = False
         self.facts: queue.SimpleQueue[Fact] = queue.SimpleQueue()
         self.link = make_link(host, settings, self.facts)
         self.greeting: AgentGreeted | None = None
@@ -59,11 +61,14 @@ class Node:
     def secrets_for(self, verb: str, spec: Mapping[str, Any]) -> dict[str, str]:
         """What goes with a plan or a launch; said once where it goes to another machine unasked. Raises ConfigError."""
         found = secrets_for(verb, spec, self._settings)
-        if found and not self._settings.hf_token and self.host != LOCAL and not self._told_of_token:
+        if "HF_TOKEN" in found and not self._settings.hf_token and self.host != LOCAL and not self._told_of_token:
             self._told_of_token = True
             note(
                 f"your Hugging Face token goes to {self.host} for this job (HF_HUB_DISABLE_IMPLICIT_TOKEN=1 keeps it here)"
             )
+        if SERVER_KEY in found and self.host != LOCAL and not self._told_of_key:
+            self._told_of_key = True
+            note(f"{SERVER_KEY} of this environment goes to {self.host} for this job (unset it to keep it here)")
         return found
 
     def forget_facts(self) -> None:

@@ -44,7 +44,7 @@ class Asking(ABC):
     def launch(self, job_id: str, launch: Launch, *, secrets: Mapping[str, str] = NOTHING) -> Future[Job]:
         """Starts a job. The same id again starts nothing anew: what was lost on the way may be sent again.
 
-        secrets: {"HF_TOKEN": …} for the runner; the node keeps it in memory alone.
+        secrets: {"HF_TOKEN": …, "VLLM_API_KEY": …} for the runner; the node keeps it in memory alone.
         """
         fields = {"job": job_id, "launch": launch._asdict(), **beside(secrets=secrets)}
         return then(self.request("launch", timeout=AGENT_LAUNCHES_S, **fields), job_of)

@@ -23,7 +23,7 @@ Requests, console to agent: `{"op": NAME, "id": INT, …}`. Each is answered onc
 | doctor  | `python` (else the default one), `paths`: folders to look at besides the usual ones, `write`: whether disks may be tried by writing, `limit_s` of the slowest check, `host`: what the console calls this node | `checks`: `[{name, status, found, remedy}]`, `status` "ok", "warning", "problem" or "unknown", the others one line each; `gpus`: the cards as `metrics` tells them; `ntp`: whether the clock is kept by NTP, or null |
 | diagnose | `job`, or `path` of a log                                    | why it failed: `failed`, `cause`, `remedy`, `source`, `lines`, `skipped_bytes`: see `diagnose/__init__.py` |
 
-`file` is one of `JOB_FILES`. `secrets` is `{"HF_TOKEN": TEXT}`, which is kept in no file and shown in no message: see `secrets.py`.
+`file` is one of `JOB_FILES`. `secrets` is `{"HF_TOKEN": TEXT, "VLLM_API_KEY": TEXT}`, or one of them, which is kept in no file and shown in no message: see `secrets.py`.
 
 Pushes, agent to console: `{"ev": NAME, …}`.
 

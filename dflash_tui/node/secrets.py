@@ -7,13 +7,17 @@ program), and the supervisor into one for the runner, which finds the number of 
 import errno
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from dflash_tui.node import protocol, verbs
 from dflash_tui.node.protocol import Refused
 
 VARIABLE = "DFLASH_TUI_SECRETS_FD"
-NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+HUB_NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+# Of a vLLM server that runs already: it goes with jobs that name one.
+SERVER_KEY = "VLLM_API_KEY"
+NAMES = (*HUB_NAMES, SERVER_KEY)
+_SENT = ("HF_TOKEN", SERVER_KEY)
 _MOST = 4096  # so that all of them fit into a pipe that nobody reads yet
 
 
@@ -25,18 +29,32 @@ def of_request(header: protocol.Header, verb: str) -> Dict[str, str]:
     given: Any = header.get("secrets")
     if given is None:
         given = {}
-    if not isinstance(given, dict) or any(name != "HF_TOKEN" for name in given):
-        raise _bad("secrets must be an object with HF_TOKEN alone")
+    if not isinstance(given, dict) or any(name not in _SENT for name in given):
+        raise _bad("secrets must be an object with %s alone" % " and ".join(_SENT))
     for name, value in given.items():
         if not isinstance(value, str) or not usable(value):
             raise _bad("the secret %s is not a text of up to %d visible ASCII characters" % (name, _MOST))
     if verbs.is_of_node(verb):
         return {}
-    if given:
-        return dict(given)
     # Started by a shell that has a token: its jobs get it as if it had been sent, and not in their environment.
-    mine = next((os.environ[name].strip() for name in NAMES if os.environ.get(name, "").strip()), "")
-    return {"HF_TOKEN": mine} if mine and usable(mine) else {}
+    found = {"HF_TOKEN": _own(HUB_NAMES)}
+    if _names_a_server(header):
+        found[SERVER_KEY] = _own((SERVER_KEY,))
+    found.update(given)
+    return {name: value for name, value in found.items() if value}
+
+
+def _own(names: Tuple[str, ...]) -> str:
+    """What the agent's own environment has under the first of these names, "" where it is nothing to use."""
+    mine = next((os.environ[name].strip() for name in names if os.environ.get(name, "").strip()), "")
+    return mine if usable(mine) else ""
+
+
+def _names_a_server(header: protocol.Header) -> bool:
+    """Whether the spec of a launch, or of a plan, names a vLLM server that runs already."""
+    about: Any = header.get("launch") or header.get("spec")
+    spec = about.get("spec") if isinstance(about, dict) else None
+    return isinstance(spec, dict) and bool(spec.get("server_url"))
 
 
 def usable(value: str) -> bool:
@@ -45,7 +63,7 @@ def usable(value: str) -> bool:
 
 
 def _bad(message: str) -> Refused:
-    return Refused(protocol.BAD_REQUEST, message, "give the token as it was made, in one line")
+    return Refused(protocol.BAD_REQUEST, message, "give it as it was made, in one line")
 
 
 def pipe_with(values: Optional[Dict[str, str]]) -> int:

@@ -14,8 +14,10 @@ import pytest
 from extraction_jobs import alive, until
 from fake_servers import LAYERS, Bench, a_dataset, a_model
 
+from backends import credentials
 from backends.errors import JobError, WorkerError
 from backends.plan import plan
+from backends.spec import SpecError
 from backends.vllm.client import ServerClient
 from backends.vllm.command import ServeSpec, serve_command
 from backends.vllm.other import address
@@ -33,7 +35,7 @@ class Elsewhere(Bench):
 
     process: subprocess.Popen[bytes] | None = None
 
-    def serve(self, layers: tuple[int, ...] = LAYERS) -> str:
+    def serve(self, layers: tuple[int, ...] = LAYERS, **environment: str) -> str:
         self.storage = self.root / "shared"
         self.port = free_port()
         command = serve_command(
@@ -42,7 +44,7 @@ class Elsewhere(Bench):
         folder = self.root / "empty"
         folder.mkdir()
         # The tests' own environment already names the package that stands for vLLM.
-        self.process = subprocess.Popen(command, cwd=folder, env=dict(os.environ))
+        self.process = subprocess.Popen(command, cwd=folder, env={**os.environ, **environment})
         client = ServerClient(self.url)
         try:
             until(client.healthy, "the server's health")
@@ -87,6 +89,31 @@ def test_a_server_that_runs_already_is_used_and_left_running(bench: Elsewhere, e
     warnings = [event["message"] for event in events.of("warning")]
     assert any("taken on trust" in line and str(list(LAYERS)) in line for line in warnings)
     assert len(bench.starts()) == 1
+
+
+def test_a_key_that_was_sent_opens_the_server_and_is_written_nowhere(
+    bench: Elsewhere, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sent-with-the-job"
+    url = bench.serve(VLLM_API_KEY=key)
+    with pytest.raises(JobError, match="401") as refused:
+        extracted(bench, events, url, last=2)
+    assert "VLLM_API_KEY of the console's environment" in refused.value.remedy
+    monkeypatch.setitem(credentials._secrets, "VLLM_API_KEY", key)
+    extracted(bench, events, url)
+    bench.check()
+    assert not [path for path in bench.root.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert key not in str(events.__dict__)
+
+
+@pytest.mark.parametrize("url", ["http://me:pa55@gpu-1:8000", "http://gpu-1:8000?key=pa55", "http://pa55@gpu-1/v1"])
+def test_an_address_with_a_secret_in_it_is_refused_and_not_shown(bench: Elsewhere, url: str) -> None:
+    with pytest.raises(SpecError, match="VLLM_API_KEY") as unfit:
+        bench.spec(server_url=url)
+    with pytest.raises(JobError) as refused:
+        address(url)
+    assert "VLLM_API_KEY" in refused.value.remedy
+    assert "pa55" not in str(unfit.value) + str(refused.value)
 
 
 def test_files_on_another_file_system_are_copied_whole_and_removed(bench: Elsewhere, events: Any) -> None:

@@ -87,7 +87,19 @@ def test_a_token_of_the_agents_own_environment_goes_the_same_way(
 def test_a_verb_of_the_node_gets_no_token_whoever_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert of_request({}, "extract") == of_request({"secrets": SECRETS}, "extract") == SECRETS
+    monkeypatch.setenv("VLLM_API_KEY", "key-of-the-node")
     assert of_request({}, "setup") == of_request({"secrets": SECRETS}, "setup") == {}
+
+
+def test_a_servers_key_goes_only_with_a_job_that_names_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "key-of-the-node")
+    named = {"spec": {"server_url": "http://gpu-1:8000"}}
+    assert of_request({"launch": {"spec": {}}}, "extract") == of_request({}, "extract") == {}
+    for about in ({"launch": named}, {"spec": {"verb": "extract", **named}}):
+        assert of_request(about, "extract") == {"VLLM_API_KEY": "key-of-the-node"}
+        sent = {**SECRETS, "VLLM_API_KEY": "key-of-the-console"}
+        assert of_request({**about, "secrets": sent}, "extract") == sent
+    assert "VLLM_API_KEY" not in launching.environment()
 
 
 def test_an_agent_that_runs_in_a_job_hands_no_number_of_that_jobs_pipe_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +140,7 @@ def test_a_plan_gets_a_token_too(agent: Client, tmp_path: Path) -> None:
         {"secrets": {TOKEN: "x"}},
         {"secrets": [TOKEN]},
         {"launch": {"env": {"HF_TOKEN": TOKEN}}},
+        {"launch": {"env": {"VLLM_API_KEY": TOKEN}}},
         {"launch": {"env": {"HF_TOKEN": TOKEN}, "stop_grace_s": -1}},
         {"launch": {"gpus": ["7"]}, "secrets": SECRETS},
         {"launch": {"python": "/no/such/python"}, "secrets": SECRETS},

@@ -24,7 +24,8 @@ FOLDER = {**HUB, "model": "/m"}
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+                 "VLLM_API_KEY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -62,6 +63,20 @@ def test_it_goes_only_with_what_names_something_on_the_hub(monkeypatch: pytest.M
     assert token({"anything": 1}, "setup") is None
 
 
+def test_a_servers_key_goes_only_with_a_job_that_names_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    named = {**FOLDER, "backend": "vllm", "server_url": "http://gpu-1:8000"}
+    assert hftoken.secrets_for("extract", named, Settings()) == {"VLLM_API_KEY": "the-key"}
+    assert hftoken.secrets_for("extract", {**FOLDER, "backend": "vllm"}, Settings()) == {}
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    of_both = {**named, "model": HUB["model"]}
+    assert hftoken.secrets_for("extract", of_both, Settings()) == {"HF_TOKEN": "hf_x", "VLLM_API_KEY": "the-key"}
+    monkeypatch.setenv("VLLM_API_KEY", "clé")
+    with pytest.raises(ConfigError, match="what VLLM_API_KEY holds is no token") as refused:
+        hftoken.secrets_for("extract", named, Settings())
+    assert "clé" not in str(refused.value)
+
+
 def test_a_token_file_is_read_and_what_is_none_is_refused_without_showing_it(own_home: Path) -> None:
     file = own_home / "token.txt"
     file.write_text("hf_ofTheFile\n")
@@ -85,10 +100,12 @@ def test_variables_of_jobs_are_those_of_the_file_and_the_options_and_never_a_tok
     words = ["--env", "EMPTY=", "--env", "HF_HOME=/first", "jobs", "--env", "HF_HOME=/other"]
     settings = cli.settings_of(cli.make_parser().parse_args(words))
     assert settings.env == {"HF_HOME": "/other", "HF_ENDPOINT": "https://mirror", "EMPTY": ""}
-    for wrong in ("HF_TOKEN=hf_secret", "NAME", "=x"):
+    for wrong in ("HF_TOKEN=hf_secret", "VLLM_API_KEY=hf_secret", "NAME", "=x"):
         with pytest.raises(CommandError) as refused:
             cli.make_parser().parse_args(["jobs", "--env", wrong])
         assert "hf_secret" not in str(refused.value)
+    with pytest.raises(CommandError, match=r"VLLM_API_KEY.*it is taken from this console's own environment"):
+        cli.make_parser().parse_args(["jobs", "--env", "VLLM_API_KEY=hf_secret"])
     file.write_text('[env]\nHF_TOKEN = "hf_secret"')
     with pytest.raises(ConfigError, match="a token goes by --hf-token-file") as unfit:
         cli.settings_of(cli.make_parser().parse_args(["jobs"]))

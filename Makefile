@@ -64,7 +64,7 @@ test: setup system
 # The tests themselves run in $(VENV); of the other environment they start `vllm serve`, as a node's own.
 test-vllm: setup $(VLLM)
 	@sh .ci/system vllm
-	@DFLASH_TUI_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+	@DFLASH_TUI_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PARALLEL) $(PYTEST_ARGS)
 
 $(VLLM): tests/vllm/cpu/install.py $(wildcard tests/vllm/cpu/plugin/*.py tests/vllm/cpu/plugin/*.toml) | $(WORKER)
 	@echo "setting up $(VLLM_VENV) (3.4 GB)"

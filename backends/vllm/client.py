@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,10 @@ from backends.errors import one_line
 
 _CONNECT_S = 10.0
 _ASK_S = 20.0
+# The longest answer repeats a sample's token ids: a million of them are some 8 MB.
+_MOST_BYTES = 16 << 20
+# Of a number that is read of a text.
+_DIGITS = 18
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -33,47 +39,67 @@ class Served:
     max_model_len: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """status: of HTTP. text: the body."""
+
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        """Raises ValueError."""
+        try:
+            return json.loads(self.text)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+
+
 class ServerClient:
     """One server's; used by many threads at once. key: sent as a bearer token where there is one.
 
-    limit_s: how long one sample's answer may take. connections: so many at a time.
+    limit_s: how long one sample's answer may take. connections: so many at a time. Raises Refused for an address or a key that
+    no request can have.
     """
 
     def __init__(self, url: str, *, key: str = "", limit_s: float = 300.0, connections: int = 1) -> None:
         self.url = url
+        self._limit_s = limit_s
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise Refused("its key (VLLM_API_KEY) is not one word of visible ASCII")
         limits = httpx.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(limit_s, connect=_CONNECT_S, pool=None),
-            limits=limits,
-            # A proxy of the environment is for the world outside.
-            trust_env=False,
-        )
+        # Bodies are read as they come: one that unpacks to more than there is memory is not unpacked.
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers=headers,
+                limits=limits,
+                # A proxy of the environment is for the world outside.
+                trust_env=False,
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise Refused(f"its address cannot be: {one_line(error)}") from None
 
     def close(self) -> None:
         self._http.close()
 
     def healthy(self) -> bool:
         try:
-            return self._http.get("/health", timeout=_ASK_S).status_code == 200
-        except httpx.HTTPError:
+            return self._ask("GET", "/health").status == 200
+        except NoAnswer:
             return False
 
     def accepts(self, key: str) -> bool:
         """Whether the server takes this key. Raises NoAnswer."""
-        return self._get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        return self._get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status == 200
 
     def served(self) -> list[Served]:
         """The models that it serves. Raises NoAnswer, Refused."""
         answer = self._get("/v1/models")
-        if answer.status_code != 200:
+        if answer.status != 200:
             raise Refused(_words(answer))
         try:
-            return [
-                Served(str(model["id"]), str(model.get("root") or ""), model.get("max_model_len"))
-                for model in answer.json()["data"]
-            ]
+            return [_served(model) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refused("its list of models is not one of vLLM's") from None
 
@@ -89,7 +115,7 @@ class ServerClient:
     def version(self) -> str | None:
         """The version of its vLLM, None where it does not tell."""
         try:
-            return str(self._get("/version").json()["version"])
+            return " ".join(str(self._get("/version").json()["version"]).split())[:64]
         except (NoAnswer, ValueError, KeyError, TypeError):
             return None
 
@@ -107,24 +133,55 @@ class ServerClient:
         }
         if path is not None:
             order["kv_transfer_params"] = {"hidden_states_path": path}
-        try:
-            answer = self._http.post("/v1/completions", json=order)
-        except httpx.HTTPError as error:
-            raise NoAnswer(f"{type(error).__name__}: {one_line(error)}") from None
-        if answer.status_code >= 500 or answer.status_code in (408, 429):
+        answer = self._ask("POST", "/v1/completions", limit_s=self._limit_s, order=order)
+        if answer.status >= 500 or answer.status in (408, 429):
             raise NoAnswer(_words(answer))
-        if answer.status_code != 200:
+        if answer.status != 200:
             raise Refused(_words(answer))
         return _path_in(answer, token_ids)
 
-    def _get(self, where: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
-        try:
-            answer = self._http.get(where, headers=headers, timeout=_ASK_S)
-        except httpx.HTTPError as error:
-            raise NoAnswer(f"{type(error).__name__}: {one_line(error)}") from None
-        if answer.status_code >= 500:
+    def _get(self, where: str, headers: Mapping[str, str] | None = None) -> Answer:
+        answer = self._ask("GET", where, headers=headers)
+        if answer.status >= 500:
             raise NoAnswer(_words(answer))
         return answer
+
+    def _ask(
+        self,
+        method: str,
+        where: str,
+        *,
+        limit_s: float = _ASK_S,
+        headers: Mapping[str, str] | None = None,
+        order: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """One request and its whole answer. Raises NoAnswer, also for a body longer than any of vLLM's."""
+        timeout = httpx.Timeout(limit_s, connect=_CONNECT_S, pool=None)
+        deadline = time.monotonic() + limit_s
+        body = bytearray()
+        try:
+            with self._http.stream(method, where, headers=headers, json=order, timeout=timeout) as answer:
+                for piece in answer.iter_raw():
+                    body += piece
+                    if len(body) > _MOST_BYTES:
+                        raise NoAnswer(f"its answer to {where} is longer than {_MOST_BYTES:,} bytes")
+                    if time.monotonic() > deadline:
+                        raise NoAnswer(f"ReadTimeout: its answer to {where} took longer than {limit_s:g} s")
+                return Answer(answer.status_code, body.decode("utf-8", "replace"))
+        # A name that is none is found out when it is looked up: UnicodeError.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {one_line(error)}") from None
+
+
+def _served(model: Mapping[str, Any]) -> Served:
+    """Raises ValueError, KeyError, TypeError, AttributeError for what is no model of vLLM's list."""
+    name, root, length = model["id"], model.get("root") or "", model.get("max_model_len")
+    # They are compared with paths, and shown.
+    if not all(isinstance(text, str) and text.isprintable() for text in (name, root)) or not name:
+        raise ValueError
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ValueError
+    return Served(name, root, length)
 
 
 def kv_tokens_of(labels: Mapping[str, str]) -> int | None:
@@ -133,13 +190,15 @@ def kv_tokens_of(labels: Mapping[str, str]) -> int | None:
     Versions before `kv_cache_size_tokens` tell blocks, which are tokens only where all layers are of one kind: the least is taken.
     """
     told = labels.get("kv_cache_size_tokens", "")
-    if told.isdecimal():
+    if told.isdecimal() and len(told) <= _DIGITS:
         return int(told)
     size, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
-    return int(size) * int(blocks) if size.isdecimal() and blocks.isdecimal() and int(blocks) else None
+    if not all(text.isdecimal() and len(text) <= _DIGITS for text in (size, blocks)):
+        return None
+    return int(size) * int(blocks) or None
 
 
-def _path_in(answer: httpx.Response, token_ids: Sequence[int]) -> str:
+def _path_in(answer: Answer, token_ids: Sequence[int]) -> str:
     try:
         data = answer.json()
         returned = data["choices"][0].get("prompt_token_ids")
@@ -153,7 +212,7 @@ def _path_in(answer: httpx.Response, token_ids: Sequence[int]) -> str:
     return path
 
 
-def _words(answer: httpx.Response) -> str:
+def _words(answer: Answer) -> str:
     """What a server says of an error, in one line."""
     try:
         data = answer.json()
@@ -161,4 +220,4 @@ def _words(answer: httpx.Response) -> str:
         text = str(told.get("message") or told.get("detail") or told) if isinstance(told, dict) else str(told)
     except (ValueError, AttributeError):
         text = answer.text
-    return f"{answer.status_code} {' '.join(text.split())[:300]}".strip()
+    return f"{answer.status} {' '.join(text.split())[:300]}".strip()

@@ -41,7 +41,7 @@ _OURS = {
     "--data-parallel-size": "the backend starts a server for each group of GPUs itself",
     "--pipeline-parallel-size": "the backend's groups are of tensor parallel alone",
     "--served-model-name": "requests name the model by its folder",
-    "--api-key": "the backend sends none",
+    "--api-key": "each server gets a key of its own",
     "--ssl-keyfile": "the backend speaks plain HTTP on this machine",
     "--ssl-certfile": "the backend speaks plain HTTP on this machine",
     "--uds": "the server is spoken to by its port",

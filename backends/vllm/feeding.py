@@ -56,7 +56,7 @@ class Feeder:
 
     model: its name in requests. shape, dtype: (layers, width) of a file, and of its states. direct: a folder for files that we name, where the server takes
     that, else None. tell: called from many threads with an event and its fields.
-    explain: what the server said of states that it could not write, and whether of a full disk.
+    explain: what the server said of a write of states that failed (told once for each), and whether of a full disk.
     """
 
     def __init__(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
 from collections import deque
 
 _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 16
+_MOST_FAILURES = 64
 
 # In this order; a start goes through most of them once, and never back.
 PHASES = (
@@ -57,15 +59,16 @@ def tells_a_full_disk(text: str) -> bool:
 class ServerLog:
     """Reads the lines that come into a log from now on. fd: the log; one that is no regular file (a terminal) tells nothing.
 
-    phase: the furthest that was seen. kv_tokens: of its KV cache, None where not told yet. write_failure: what vLLM said last of
-    states that it could not write. full_disk: whether it said that the disk is full. arguments: why it does not take its arguments.
+    phase: the furthest that was seen. kv_tokens: of its KV cache, None where not told yet. arguments: why it does not take its
+    arguments. Any thread may call any of it.
     """
 
     def __init__(self, fd: int = 2) -> None:
         self.phase = PHASES[0][0]
         self.kv_tokens: int | None = None
-        self.write_failure = ""
-        self.full_disk = False
+        self._lock = threading.Lock()
+        # Of states that could not be written; each belongs to one file that is missing.
+        self._failures: deque[str] = deque(maxlen=_MOST_FAILURES)
         self._session = 0
         self._rest = b""
         self._said: deque[str] = deque(maxlen=8)
@@ -79,35 +82,36 @@ class ServerLog:
                 return
             self._offset = info.st_size
 
-    @property
-    def readable(self) -> bool:
-        return self._fd is not None
-
     def of(self, session: int) -> None:
         """A start begins: whose lines count from now on."""
-        self._session = session
-        self.phase, self.kv_tokens, self.arguments = PHASES[0][0], None, ""
-        self._said.clear()
+        with self._lock:
+            self._session = session
+            self.phase, self.kv_tokens, self.arguments = PHASES[0][0], None, ""
+            self._said.clear()
+            self._failures.clear()
 
     def read(self) -> None:
         """Takes in what came since the last call."""
         if self._fd is None:
             return
-        while data := os.pread(self._fd, _BLOCK, self._offset):
-            self._offset += len(data)
-            *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-            self._rest = self._rest[-_LONGEST_LINE:]
-            for line in lines:
-                self._take(line.decode("utf-8", "replace"))
+        with self._lock:
+            while data := os.pread(self._fd, _BLOCK, self._offset):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+                self._rest = self._rest[-_LONGEST_LINE:]
+                for line in lines:
+                    self._take(line.decode("utf-8", "replace"))
 
     def said(self) -> str:
         """The server's own words for why it ended, "" where it said none: the first error that is no consequence."""
-        return self.arguments or next(iter(self._said), "")
+        with self._lock:
+            return self.arguments or next(iter(self._said), "")
 
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def failed_write(self) -> tuple[str, bool]:
+        """What vLLM said of the first write of states that failed and was not asked for yet, and whether of a full disk."""
+        with self._lock:
+            why = self._failures.popleft() if self._failures else ""
+        return why, tells_a_full_disk(why)
 
     def _take(self, line: str) -> None:
         if not line or _OURS.match(line) or self._of_another(line):
@@ -121,8 +125,7 @@ class ServerLog:
             self.kv_tokens = int(size.group(1).replace(",", ""))
         failed = _WRITE_FAILED.search(line)
         if failed:
-            self.write_failure = failed["why"][:300]
-        self.full_disk = self.full_disk or tells_a_full_disk(line)
+            self._failures.append(failed["why"][:300])
         text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]
         arguments = _ARGUMENTS.match(text)
         if arguments:

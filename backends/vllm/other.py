@@ -60,7 +60,12 @@ def address(url: str) -> str:
                 "server_url has more than an address in it: a user, a password or a question",
                 "give it as http://HOST:PORT; a key is taken from VLLM_API_KEY of the console's environment",
             )
-        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+        if (
+            url.isprintable()
+            and parts.scheme in ("http", "https")
+            and parts.hostname
+            and (parts.port is None or parts.port)
+        ):
             return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
     except ValueError:
         pass
@@ -77,8 +82,9 @@ def plan_other(spec: ExtractSpec) -> OtherPlan:
             f"server_url names a server that runs already, and {', '.join(given)} would be of one that is started",
             "leave one of the two out",
         )
-    client = ServerClient(url, key=credentials.vllm_api_key())
+    client = None
     try:
+        client = ServerClient(url, key=credentials.vllm_api_key())
         served = our_model(url, client.served(), spec.model)
         if not client.healthy():
             raise NoAnswer("it is not healthy (/health)")
@@ -90,7 +96,8 @@ def plan_other(spec: ExtractSpec) -> OtherPlan:
             "start it, or mend server_url; a key is taken from VLLM_API_KEY of the console's environment",
         ) from None
     finally:
-        client.close()
+        if client is not None:
+            client.close()
 
 
 def limit(max_model_len: int | None, kv_tokens: int | None) -> tuple[int | None, str]:

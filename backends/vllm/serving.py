@@ -280,7 +280,10 @@ class ServerWorker:
 
     def _connect_to_other(self) -> tuple[ServerClient, Served]:
         url = address(self._spec.server_url)
-        client = self._new_client(url, self._order["key"])
+        try:
+            client = self._new_client(url, self._order["key"])
+        except Refused as error:
+            raise JobError(f"the vLLM server at {url} cannot be asked: {one_line(error)}", "mend server_url") from None
         deadline = time.monotonic() + _THERE_S
         while not client.healthy():
             self._stop_if_asked(_POLL_S)
@@ -344,7 +347,7 @@ class ServerWorker:
 
     def _explain(self) -> tuple[str, bool]:
         self._log.read()
-        return self._log.write_failure, self._log.full_disk
+        return self._log.failed_write()
 
     def _watch(self) -> None:
         """Raises Lost where the server is gone or stalls, and what its threads found."""

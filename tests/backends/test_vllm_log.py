@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ class Read:
                 self.log.read()
                 if self.log.phase not in self.phases:
                     self.phases.append(self.log.phase)
-            self.log.close()
 
 
 def of_recording(name: str, folder: Path) -> Read:
@@ -93,7 +93,7 @@ def test_a_failed_servers_own_words_are_the_first_error_not_its_consequences(
 def test_what_vllm_says_is_told_apart_from_what_we_say(text: bytes, said: str, tmp_path: Path) -> None:
     read = Read(tmp_path, text)
     assert read.log.said() == said
-    assert not read.log.full_disk
+    assert read.log.failed_write() == ("", False)
 
 
 def test_a_line_that_comes_in_pieces_is_one_line(tmp_path: Path) -> None:
@@ -111,14 +111,47 @@ def test_a_line_that_comes_in_pieces_is_one_line(tmp_path: Path) -> None:
 )
 def test_a_write_that_failed_for_want_of_room_is_known_as_such(why: str, tmp_path: Path) -> None:
     read = Read(tmp_path, f"(Worker pid=2147483647) ERROR x Hidden-states write failed for req_id=a: {why}\n".encode())
-    assert (read.log.write_failure, read.log.full_disk) == (why, True)
+    assert read.log.failed_write() == (why, True)
+    assert read.log.failed_write() == ("", False), "it is of one file"
+
+
+def test_a_cache_that_found_no_room_makes_no_missing_file_a_full_disk(tmp_path: Path) -> None:
+    lines = (
+        b"OSError: [Errno 28] No space left on device: '/root/.cache/vllm/torch_compile_cache'\n",
+        b"(Worker pid=2147483647) ERROR x Hidden-states write failed for req_id=a: ValueError('odd')\n",
+    )
+    assert Read(tmp_path, *lines).log.failed_write() == ("ValueError('odd')", False)
+
+
+def test_many_threads_read_each_line_once(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+b", buffering=0) as file:
+        log = ServerLog(file.fileno())
+        taken: list[str] = []
+        log._take = taken.append  # type: ignore[method-assign]
+        written = [f"line {number} {'x' * (number % 97)}" for number in range(20_000)]
+        done = threading.Event()
+
+        def follow() -> None:
+            while not done.is_set():
+                log.read()
+
+        readers = [threading.Thread(target=follow) for _ in range(9)]
+        for reader in readers:
+            reader.start()
+        for first in range(0, len(written), 50):
+            file.write("\n".join([*written[first : first + 50], ""]).encode())
+        done.set()
+        for reader in readers:
+            reader.join()
+        log.read()
+    assert taken == written
 
 
 def test_a_log_that_is_no_file_tells_nothing_and_harms_nothing() -> None:
     with Path("/dev/null").open("wb") as file:
         log = ServerLog(file.fileno())
     log.read()
-    assert (log.readable, log.phase, log.said()) == (False, NAMES[0], "")
+    assert (log.phase, log.said()) == (NAMES[0], "")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,15 +32,29 @@ SIDE = {
 }
 
 
+def comparison_in(folder: Path, models: dict[str, Path], dataset: Path, extraction: Path, **spec: Any) -> Comparison:
+    return Comparison(folder, extraction, model=str(models["qwen3"]), dataset=str(dataset), **spec)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path], dataset: Path, extraction: Path
+) -> Iterator[Comparison]:
+    """One that ran to its verdict and kept its files. Copy its output before changing anything."""
+    job = comparison_in(tmp_path_factory.mktemp("finished"), models, dataset, extraction, keep_files=True)
+    try:
+        assert job.run(seconds=0.1) == 0, job.log[-3000:]
+        yield job
+    finally:
+        job.end()
+
+
 @pytest.fixture
 def make(tmp_path: Path, models: dict[str, Path], dataset: Path, extraction: Path) -> Iterator[Make]:
     made: list[Comparison] = []
 
     def comparison(**spec: Any) -> Comparison:
-        folder = tmp_path / str(len(made))
-        folder.mkdir()
-        common = {"model": str(models["qwen3"]), "dataset": str(dataset), **spec}
-        made.append(Comparison(folder, extraction, **common))
+        made.append(comparison_in(tmp_path, models, dataset, extraction, **spec))
         return made[-1]
 
     try:
@@ -61,18 +76,20 @@ def left_nothing(job: Comparison) -> None:
     assert not (job.output / "hf").exists() and not (job.output / "vllm").exists()
 
 
-def test_a_comparison_runs_both_sides_to_a_verdict_and_keeps_its_reports(make: Make, dataset: Path) -> None:
-    job = make(keep_files=True)
-    assert job.run(seconds=0.1) == 0, job.log[-3000:]
-    result = job.last_event()
+def test_a_comparison_runs_one_side_after_the_other_and_tells_how_far_each_is(finished: Comparison) -> None:
+    assert all(set(event) - {"t", "event"} == SIDE for event in finished.events("side"))
+    assert states(finished, "hf") == ["waiting", "starting", "running", "done"]
+    assert states(finished, "vllm") == ["waiting", "starting", "running", "done"]
+    running = [event["side"] for event in finished.events("side") if event["state"] == "starting"]
+    assert running == sorted(running), "one after the other, hf first"
+    until(lambda: not finished.processes(), "every process of the comparison to end")
+
+
+def test_a_comparison_ends_with_the_figures_of_both_sides_and_a_verdict(finished: Comparison) -> None:
+    result = finished.last_event()
     assert result["event"] == "finished"
     assert set(result) >= FIELDS
     assert all(set(result["sides"][side]) >= FIGURES for side in ("hf", "vllm"))
-    assert all(set(event) - {"t", "event"} == SIDE for event in job.events("side"))
-    assert states(job, "hf") == ["waiting", "starting", "running", "done"]
-    assert states(job, "vllm") == ["waiting", "starting", "running", "done"]
-    running = [event["side"] for event in job.events("side") if event["state"] == "starting"]
-    assert running == sorted(running), "one after the other, hf first"
     for figures in result["sides"].values():
         assert (figures["samples"], figures["tokens"], figures["skipped"]) == (24, result["tokens"], 0)
         assert figures["startup_s"] > 0
@@ -85,19 +102,25 @@ def test_a_comparison_runs_both_sides_to_a_verdict_and_keeps_its_reports(make: M
     assert vllm["versions"]["vllm"] == VERSION
     assert result["parity"]["verdict"] == "good"
     assert "both wrote the same" in result["verdict"]["sentence"]
-    report = json.loads((job.output / "compare.json").read_text())
+
+
+def test_a_comparison_keeps_its_reports_and_the_files_that_are_to_be_kept(finished: Comparison) -> None:
+    result = finished.last_event()
+    report = json.loads((finished.output / "compare.json").read_text())
     assert {name: report[name] for name in FIELDS - {"verb"}} == {name: result[name] for name in FIELDS - {"verb"}}
-    assert result["parity"]["report"] == str(job.output / "parity.json")
-    assert json.loads((job.output / "parity.json").read_text())["layers"] == result["parity"]["layers"]
-    assert len(list((job.output / "vllm").glob("hs_*"))) == len(list((job.output / "hf").glob("hs_*"))) == 24
-    until(lambda: not job.processes(), "every process of the comparison to end")
-    _anew_and_shifted(job)
+    assert result["parity"]["report"] == str(finished.output / "parity.json")
+    assert json.loads((finished.output / "parity.json").read_text())["layers"] == result["parity"]["layers"]
+    for side in ("hf", "vllm"):
+        assert len(list((finished.output / side).glob("hs_*"))) == 24
+        assert (finished.output / f"{side}.spec.json").stat().st_mode & 0o077 == 0, "its arguments may hold a key"
 
 
-def _anew_and_shifted(job: Comparison) -> None:
-    """Once more into the same folder, with a vLLM whose layers are one off."""
+def test_a_comparison_into_an_earlier_ones_folder_is_done_anew_and_sees_a_vllm_whose_layers_are_one_off(
+    finished: Comparison, make: Make
+) -> None:
+    job = make()
+    shutil.copytree(finished.output, job.output)
     before = {path.name for path in job.output.iterdir()}
-    job.spec = {**job.spec, "keep_files": False}
     assert job.run({"name": "shifted"}) == 0, job.log[-3000:]
     result = job.last_event()
     assert any("done anew" in event["message"] for event in job.events("warning"))
@@ -109,48 +132,49 @@ def _anew_and_shifted(job: Comparison) -> None:
     left_nothing(job)
 
 
-def test_a_side_that_fails_fails_the_comparison_with_its_own_words(make: Make) -> None:
-    job = make()
+def test_a_side_that_fails_fails_the_comparison_with_its_own_words_and_ends_the_other(make: Make) -> None:
+    job = make(together=True)
     assert job.run({"name": "fails to start", "words": WORDS}) == 1
     failed = job.last_event()
     assert failed["event"] == "failed"
     assert failed["message"].startswith("the vllm side failed: the vLLM server ended with exit status 1")
     assert failed["remedy"] == "see the log"
     assert WORDS in failed["message"] and WORDS in job.log
-    assert (job.side("hf")["state"], job.side("vllm")["state"]) == ("done", "failed")
+    # Where this machine is slow, hf is done before.
+    assert job.side("hf")["state"] in ("failed", "done")
+    assert job.side("vllm")["state"] == "failed"
+    assert any("share" in event["message"] or "same CPU" in event["message"] for event in job.events("warning"))
     assert json.loads((job.output / "compare.json").read_text())["finished"] is False
     left_nothing(job)
 
 
-def test_together_the_other_side_is_ended_where_one_fails(make: Make) -> None:
+def test_a_side_that_is_killed_fails_the_comparison_and_ends_the_other(make: Make) -> None:
     job = make(together=True)
     # vLLM never gets healthy, so that hf is what ends: by a hand that kills its process.
     job.start({"name": "not healthy"})
-    try:
-        job.until_side("vllm", state="starting")
-        job.until_side("hf", state="starting")
-        (hf,) = [pid for pid in job.processes() if "/hf.spec.json" in Path(f"/proc/{pid}/cmdline").read_text()]
-        os.kill(hf, signal.SIGKILL)
-        assert job.wait() == 1
-        assert job.last_event()["message"] == "the hf side was killed by signal 9 and did not say why"
-        assert any("share" in event["message"] or "same CPU" in event["message"] for event in job.events("warning"))
-        left_nothing(job)
-    finally:
-        job.end()
+    job.until_side("vllm", state="starting")
+    job.until_side("hf", state="starting")
+    (hf,) = [pid for pid in job.processes() if "/hf.spec.json" in _command(pid)]
+    os.kill(hf, signal.SIGKILL)
+    assert job.wait() == 1
+    assert job.last_event()["message"] == "the hf side was killed by signal 9 and did not say why"
+    assert job.side("vllm")["state"] == "failed"
+    left_nothing(job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_comparison_that_is_stopped_or_killed_leaves_no_process(make: Make, number: signal.Signals) -> None:
-    job = make().start({"name": "not healthy"})
-    job.until_side("vllm", state="starting")
+    # At a time: the processes of both are there, and nobody waits for hf.
+    job = make(together=True).start({"name": "not healthy"})
     until(lambda: any("serve" in _command(pid) for pid in job.processes()), "the server to be there")
+    job.until_side("hf")
     job.process.send_signal(number)
     status = job.wait()
     until(lambda: not job.processes(), "every process of the comparison to end")
     if number == signal.SIGTERM:
         assert status == 3
         last = job.last_event()
-        assert (last["event"], last["done"], last["total"]) == ("interrupted", 24, 48)
+        assert (last["event"], last["total"]) == ("interrupted", 48)
         assert "done anew" in last["message"]
         left_nothing(job)
 

@@ -160,3 +160,11 @@ def test_processes_that_do_not_end_at_all_are_told_also_where_they_were_asked_to
     (warning,) = [event["message"] for event in events.of("warning") if "live on" in event["message"]]
     assert "2 processes of the hf side live on after SIGKILL" in warning
     assert "pid 41, 42" in warning
+
+
+def test_a_comparison_that_is_stopped_tells_what_was_done_of_both(events: Any, tmp_path: Path) -> None:
+    found = comparison(tmp_path, events)
+    found.sides["hf"].done, found.sides["vllm"].done = 8, 3
+    stopped = found._interrupted()
+    assert (stopped.done, stopped.total) == (11, 16)
+    assert "with 11 of 16 samples done" in str(stopped)

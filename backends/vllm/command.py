@@ -21,9 +21,7 @@ CONNECTOR = "ExampleHiddenStatesConnector"
 # hs-connectors, beside vLLM in its Python; it builds on the connector's writing thread, which came with 0.22.0.
 FP8_CONNECTOR, FP8_MODULE = "FP8HiddenStatesConnector", "hs_connectors.fp8_hidden_states_connector"
 _FP8_FROM = (0, 22)
-# Options of the connector and the first version that knows each (source of 0.21.0 to 0.24.0).
-_WRITERS_FROM = (0, 22)
-_LOCK_FROM = (0, 22)
+# The first version whose connector knows allow_custom_save_path (source of 0.21.0 to 0.24.0).
 _SAVE_PATH_FROM = (0, 24)
 
 # What the backend decides: its files would not be what the manifest says, or it would not find the server.
@@ -63,7 +61,7 @@ class ServeSpec:
     python: of vLLM; version: its vLLM's. model: folder. storage: folder for the files, absolute. layer_ids: as `backends.layers`.
     max_model_len: tokens of the longest request, its answer included. file_dtype: "same", or float8_e4m3fn through hs-connectors.
     flags: what `compat` says is needed. extra_args: the user's own, untouched and last, so that one of `flags` yields to them.
-    writers: threads that write files, None for vLLM's own 8. lock: None leaves vLLM's own (a lock file beside each file).
+    custom_save_path: requests may name the file that is written.
     """
 
     python: str
@@ -78,8 +76,6 @@ class ServeSpec:
     tensor_parallel: int = 1
     flags: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
-    writers: int | None = None
-    lock: bool | None = None
     custom_save_path: bool = False
 
 
@@ -143,18 +139,10 @@ def speculative_config(layer_ids: Sequence[int]) -> dict[str, Any]:
 def transfer_config(spec: ServeSpec, version: tuple[int, ...]) -> dict[str, Any]:
     """The connector that writes the files, with the options that this version knows. Raises JobError for one that it does not."""
     extra: dict[str, Any] = {"shared_storage_path": spec.storage}
-    wanted: list[tuple[str, Any, tuple[int, ...]]] = []
-    if spec.writers is not None:
-        wanted.append(("num_writer_threads", spec.writers, _WRITERS_FROM))
-    if spec.lock is not None:
-        wanted.append(("use_synchronization_lock", spec.lock, _LOCK_FROM))
     if spec.custom_save_path:
-        wanted.append(("allow_custom_save_path", True, _SAVE_PATH_FROM))
-    for name, value, first in wanted:
-        if version < first:
-            least = ".".join(map(str, first))
-            raise JobError(f"vLLM {spec.version} has no {name}", f"use vLLM {least}.0 or later, or leave it out")
-        extra[name] = value
+        if version < _SAVE_PATH_FROM:
+            raise JobError(f"vLLM {spec.version} has no allow_custom_save_path", "use vLLM 0.24.0 or later")
+        extra["allow_custom_save_path"] = True
     float8 = spec.file_dtype == FLOAT8
     module = {"kv_connector_module_path": FP8_MODULE} if float8 else {}
     return {

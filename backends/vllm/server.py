@@ -11,7 +11,11 @@ from pathlib import Path
 
 from backends.vllm.command import HOST
 from backends.vllm.filing import TEMPORARY, TEMPORARY_PREFIX, drop_temporary
-from backends.vllm.session import end_session, members
+from backends.vllm.session import end_session
+
+# Beside what a server writes: the empty folder that it is started in, by which its processes are found.
+START_IN = "empty"
+CANNOT_BE_KILLED = "processes of the vLLM server {} cannot be killed"
 
 
 def free_port() -> int:
@@ -63,10 +67,6 @@ class Server:
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-    def processes(self) -> list[int]:
-        """Those of its session that live."""
-        return members(self.pid)
 
     def end(self, *, grace_s: float) -> bool:
         """Ends the server and its whole session. Whether nothing of it is left."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import secrets
@@ -31,12 +32,13 @@ from backends.vllm.feeding import Feeder, Lost, Sample
 from backends.vllm.filing import Filer, sweep
 from backends.vllm.log import ServerLog
 from backends.vllm.other import address, limit, our_model
-from backends.vllm.server import Server, free_port, how_ended, port_taken
+from backends.vllm.server import CANNOT_BE_KILLED, START_IN, Server, free_port, how_ended, port_taken
 from backends.vllm.told import without_secrets
 from backends.worker import CRASHED, ORPHANED, Answers
 
 # A hybrid of 27B took 217 s on an H200; weights may come from a slow disk. DFLASH_TUI_VLLM_START_S sets another limit.
 START_S = 3600.0
+_LIMIT_VARIABLE = "DFLASH_TUI_VLLM_START_S"
 # A server that runs already answers, or it is not there.
 _THERE_S = 30.0
 _POLL_S = 0.25
@@ -144,7 +146,7 @@ class ServerWorker:
         if self._client is not None:
             self._client.close()
         if self._server is not None and not self._server.end(grace_s=_GRACE_S if self._kindly else _GRACE_AT_ONCE_S):
-            print(f"processes of the vLLM server {self._server.pid} cannot be killed", flush=True)
+            print(CANNOT_BE_KILLED.format(self._server.pid), flush=True)
         if self._own:
             # The runner does that too, but it may be gone.
             sweep(self._folder)
@@ -183,7 +185,7 @@ class ServerWorker:
 
     def _start(self, port: int, key: str) -> None:
         vllm, spec, gpus = self._order["vllm"], self._spec, self._order["gpus"]
-        storage, start_in = self._folder / "states", self._folder / "empty"
+        storage, start_in = self._folder / "states", self._folder / START_IN
         try:
             for folder in (storage, start_in):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -269,7 +271,8 @@ class ServerWorker:
     def _give_up(self) -> None:
         assert self._client is not None and self._server is not None
         self._client.close()
-        self._server.end(grace_s=_GRACE_AT_ONCE_S)
+        if not self._server.end(grace_s=_GRACE_AT_ONCE_S):
+            raise WorkerError(CANNOT_BE_KILLED.format(self._server.pid), "end them, then run it again")
 
     def _stop_if_asked(self, wait_s: float) -> None:
         try:
@@ -369,7 +372,12 @@ class ServerWorker:
 
 
 def _start_limit_s() -> float:
+    """Raises JobError."""
+    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
     try:
-        return float(os.environ["DFLASH_TUI_VLLM_START_S"])
-    except (KeyError, ValueError):
-        return START_S
+        limit_s = float(text) if text else START_S
+    except ValueError:
+        limit_s = 0.0
+    if not 0 < limit_s < math.inf:
+        raise JobError(f"{_LIMIT_VARIABLE} is {text!r}, and no number of seconds above 0", "mend it, or leave it out")
+    return limit_s

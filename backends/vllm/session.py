@@ -35,7 +35,7 @@ def end_session(session: int, *, grace_s: float) -> bool:
     """SIGTERM to the session's first process, SIGKILL to all that is left after `grace_s`. Whether nothing is left.
 
     Resource trackers come last: hundreds of megabytes in /dev/shm would outlive a server whose tracker was killed with it.
-    The first process must not have been waited for yet: a session's id is only then nobody else's.
+    A session's id is its own while its first process was not waited for, or while one of it is known to live (`sessions_in`).
     """
     if not members(session):
         return True
@@ -56,6 +56,27 @@ def end_session(session: int, *, grace_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def sessions_in(folder: Path, known: int = 0) -> set[int]:
+    """The sessions of servers that were started in a folder of ours, whoever started them, by a process of theirs that is there.
+
+    known: the session that was told. Its number alone is not trusted, for it may be another's by now; nor is one that only is in
+    that folder (a shell): it is a server's that names what is beside it in its command line.
+    """
+    found = set()
+    real = os.path.realpath(folder)
+    beside = os.fsencode(folder.parent)
+    for process in Path("/proc").glob("[1-9]*"):
+        try:
+            if str((process / "cwd").readlink()).removesuffix(" (deleted)") != real:
+                continue
+            session = os.getsid(int(process.name))
+            if session == known or beside in (process / "cmdline").read_bytes():
+                found.add(session)
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found - {os.getsid(0)}
 
 
 def is_tracker(pid: int) -> bool:

@@ -12,7 +12,8 @@ from backends.vllm.feeding import AHEAD
 from backends.vllm.filing import sweep
 from backends.vllm.log import PHASES
 from backends.vllm.planning import ANSWER_TOKENS, STAGING
-from backends.vllm.session import end_session
+from backends.vllm.server import CANNOT_BE_KILLED, START_IN
+from backends.vllm.session import end_session, sessions_in
 from backends.workers import LocalWorkers, Message, Work
 
 # A server that outlived its client has nobody left to wait for.
@@ -86,10 +87,12 @@ class ServerWorkers(LocalWorkers):
 
     def _clear(self, worker: int) -> None:
         """Nothing of a worker's server is left: no process where the worker itself was killed, no file."""
-        server = self._servers.pop(worker, 0)
-        if server:
-            end_session(server, grace_s=_GRACE_S)
-        sweep(self._folder(worker))
+        folder = self._folder(worker)
+        # One that was killed may have started a server and not told of it.
+        for server in sessions_in(folder / START_IN, self._servers.pop(worker, 0)):
+            if not end_session(server, grace_s=_GRACE_S):
+                print(CANNOT_BE_KILLED.format(server), flush=True)
+        sweep(folder)
 
     def _end_at_once(self, process: Any) -> None:
         process.terminate()

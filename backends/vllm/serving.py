@@ -157,9 +157,7 @@ class ServerWorker:
 
     def _tell_left(self, left: list[Path]) -> None:
         if left:
-            message = (
-                f"{len(left)} files of the vLLM server were not taken and cannot be removed from here, {left[0]} first"
-            )
+            message = f"files of the vLLM server that were not taken and cannot be removed from here: {len(left)}, {left[0]} first"
             self._answers.send("warning", message=message)
 
     # --- the start --------------------------------------------------------------------------------------------------

@@ -213,3 +213,13 @@ def test_a_server_that_goes_away_is_told_after_the_restarts(bench: Elsewhere, ev
     with pytest.raises(WorkerError, match="was lost"):
         extracted(bench, events, bench.serve(), worker_restarts=0)
     assert bench.output.joinpath("manifest.jsonl").read_text().count("\n") >= 2
+
+
+def test_files_that_are_not_the_samples_are_left_and_told_of(bench: Elsewhere, events: Any) -> None:
+    bench.set({"name": "other tokens", "times": 1, "tokens": [107]})
+    extracted(bench, events, bench.serve())
+    bench.check()
+    left = [path for path in bench.storage.iterdir() if path.suffix == ".safetensors"]
+    assert len(left) == 1
+    told = [event["message"] for event in events.of("warning") if "cannot be removed from here" in event["message"]]
+    assert told == [f"files of the vLLM server that were not taken and cannot be removed from here: 1, {left[0]} first"]

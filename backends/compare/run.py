@@ -71,7 +71,7 @@ class _Comparison:
         self.sides = {name: Side(plan.specs[name], folder.output, plan.samples, each) for name in BACKENDS}
         for name, side in self.sides.items():
             side.spec = replace(side.spec, output=str(folder.path(name)))
-        self.progress = Progress(events, total=2 * plan.samples)
+        self.progress = _BothSides(events, total=2 * plan.samples)
         self.began = time.monotonic()
         # Of each side: when it was looked at and told last, and what was told.
         self._looked = dict.fromkeys(BACKENDS, -math.inf)
@@ -202,16 +202,19 @@ class _Comparison:
                 "verdict": "bad",
                 "reasons": [reason],
                 "layers": {},
+                "worst_layer": None,
                 "worst_row": None,
                 "worst_error": None,
                 "report": None,
             }
         layers: dict[str, dict[str, Any]] = found["layers"]
-        worst = max(layers.values(), key=lambda layer: layer["worst_row_error"] / layer["limit"])
+        # The nearest to its limit, which is another for each layer.
+        layer_id, worst = max(layers.items(), key=lambda item: item[1]["worst_row_error"] / item[1]["limit"])
         return {
             "verdict": found["verdict"],
             "reasons": found["reasons"],
             "layers": layers,
+            "worst_layer": layer_id,
             "worst_row": worst["worst_row"],
             "worst_error": worst["worst_row_error"],
             "report": str(self.folder.keep_parity(Path(found["report"]))),
@@ -292,6 +295,13 @@ class _Comparison:
             "restarts": side.restarts,
             "skipped": int(side.finished.get("skipped") or 0),
         }
+
+
+class _BothSides(Progress):
+    """Over sides that are as fast as they are, and may come one after the other: nobody knows when they end."""
+
+    def _eta_s(self, samples_per_s: float | None) -> None:
+        return None
 
 
 class _ParityEvents(EventLog):

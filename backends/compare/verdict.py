@@ -84,7 +84,7 @@ def _sentence(
     whole = [sides[name]["whole_dataset_s"] for name in names]
     takes = ""
     if None not in whole:
-        takes = f"{subject.rows:,} samples would take {spell(whole[0])} against {spell(whole[1])}"
+        takes = f"{subject.rows:,} samples would take {spell(whole[0])} against {spell(whole[1])}, start-up included"
     if parity["verdict"] != "good":
         why = parity["reasons"][0] if parity["reasons"] else "see the report"
         more = f" ({len(parity['reasons']) - 1} more)" if len(parity["reasons"]) > 1 else ""

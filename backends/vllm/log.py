@@ -14,6 +14,8 @@ from collections import deque
 _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 16
 _MOST_FAILURES = 64
+# Of the server's own words: its remedies stand at the end of what can be long sentences.
+_LONGEST_WORDS = 700
 
 # In this order; a start goes through most of them once, and never back.
 PHASES = (
@@ -125,11 +127,11 @@ class ServerLog:
             self.kv_tokens = int(size.group(1).replace(",", ""))
         failed = _WRITE_FAILED.search(line)
         if failed:
-            self._failures.append(failed["why"][:300])
+            self._failures.append(_short(failed["why"]))
         text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]
         arguments = _ARGUMENTS.match(text)
         if arguments:
-            self.arguments = arguments["what"][:300]
+            self.arguments = _short(arguments["what"])
         raised = _RAISED.match(text)
         if raised and not _FOLLOWS.search(text):
             self._keep(text)
@@ -144,7 +146,7 @@ class ServerLog:
 
     def _keep(self, text: str) -> None:
         if len(self._said) < (self._said.maxlen or 0):
-            self._said.append(" ".join(text.split())[:300])
+            self._said.append(_short(text))
 
     def _of_another(self, line: str) -> bool:
         """Whether a line names a process of another server: several write into one log."""
@@ -155,3 +157,9 @@ class ServerLog:
             return os.getsid(int(who.group(1))) != self._session
         except OSError:  # gone: its last words may be what is looked for
             return False
+
+
+def _short(text: str) -> str:
+    """In one line; what is cut says so."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LONGEST_WORDS else f"{words[: _LONGEST_WORDS - 1]}…"

@@ -17,7 +17,15 @@ from dflash_tui.commands.outcome import CommandError, Exit, of_job
 from dflash_tui.commands.output import clean, clock, complain, console, print_json, table
 from dflash_tui.commands.plan import MODEL_HELP, layers_of
 from dflash_tui.commands.sides import side_words
-from dflash_tui.commands.submit import Order, add_gpu_arguments, add_wait_arguments, finish, refuse_read_only, submit
+from dflash_tui.commands.submit import (
+    Order,
+    add_gpu_arguments,
+    add_wait_arguments,
+    finish,
+    launch_of,
+    refuse_read_only,
+    submit,
+)
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
 
@@ -96,7 +104,7 @@ def compare_order(args: argparse.Namespace, host: str) -> Order:
     for name in ("dataset", "output"):
         values[name] = path_on(host, values[name])
     spec = CompareSpec(**values)
-    return Order(spec, args.name or _base(args.model), args.gpus, args.share)
+    return Order(spec, args.name or _base(spec.output), args.gpus, args.share)
 
 
 def run(args: argparse.Namespace, settings: Settings) -> Exit:
@@ -127,7 +135,7 @@ def _list(args: argparse.Namespace, settings: Settings) -> Exit:
     with connected(settings) as nodes:
         for node in nodes:
             try:
-                documents += [_entry(node, job) for job in _jobs(node) if job.verb == VERB]
+                documents += [_entry(node, job) for job in reversed(_jobs(node)) if job.verb == VERB]
             except CommandError as error:
                 code = Exit.UNREACHABLE
                 complain(str(error))
@@ -172,6 +180,12 @@ def _jobs(node: Node) -> tuple[Job, ...]:
     return node.answer(node.link.list_jobs())
 
 
+def _model(node: Node, job: Job) -> str:
+    """The model that a comparison without a result was started with."""
+    _, data = node.answer(node.link.read(job=job.id, file="launch", length=1 << 16))
+    return str(launch_of(data, job.id).spec.get("model") or "")
+
+
 def _entry(node: Node, job: Job) -> dict[str, Any]:
     """A comparison as one line of the list."""
     result = job.result or {}
@@ -181,7 +195,7 @@ def _entry(node: Node, job: Job) -> dict[str, Any]:
         "host": node.host,
         "job": job.id,
         "created": job.created,
-        "model": str(result.get("model") or job.name),
+        "model": str(result.get("model") or _model(node, job)),
         "state": job.state.value,
         **{name: told.get(name) for name in ("faster", "ratio", "low", "high")},
         "sentence": clean(str(told.get("sentence") or "")),

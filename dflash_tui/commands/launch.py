@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
 from dflash_tui.commands import compare, parity
 from dflash_tui.commands.nodes import connected, find_job, one_node, the_host
 from dflash_tui.commands.outcome import CommandError, Exit, of_job
 from dflash_tui.commands.output import clean
 from dflash_tui.commands.plan import add_extract_arguments, extract_order
-from dflash_tui.commands.submit import PLAN_TIMEOUT_S, add_wait_arguments, finish, refuse_read_only, start, submit
+from dflash_tui.commands.submit import (
+    PLAN_TIMEOUT_S,
+    add_wait_arguments,
+    finish,
+    launch_of,
+    refuse_read_only,
+    start,
+    submit,
+)
 from dflash_tui.config import Settings
-from dflash_tui.node.protocol import Launch
 
 HELP = "start an extraction; prints the id of its job"
 RESTART_HELP = "the same once more under a new id; samples that are done are not done again"
@@ -54,7 +59,7 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
                 node.host,
             )
         _, data = node.answer(node.link.read(job=job.id, file="launch", length=1 << 16))
-        launch = _launch_of(data, job.id)
+        launch = launch_of(data, job.id)
         plan = node.answer(
             node.link.plan(
                 launch.verb,
@@ -74,15 +79,3 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
             )
         outcome = {"parity": parity.outcome, "compare": compare.outcome}.get(launch.verb, of_job)
         return finish(node, start(node, launch), args, outcome=outcome)
-
-
-def _launch_of(data: bytes, job: str) -> Launch:
-    try:
-        kept: dict[str, Any] = json.loads(data)
-        values = {name: kept[name] for name in Launch._fields if name in kept}
-        values["gpus"] = tuple(values.get("gpus") or ())
-        return Launch(**values)
-    except (ValueError, TypeError, AttributeError):
-        raise CommandError(
-            Exit.FAILED, f"launch.json of job {job} cannot be read", "launch it anew with `dflash-tui launch`"
-        ) from None

@@ -24,7 +24,7 @@ class Exit(IntEnum):
 EXIT_CODES_HELP = """exit codes:
   0    it worked
   1    the job, the verification or the request failed, or doctor or diagnose found a problem
-  2    bad usage or bad input, or the node refused it; nothing was started
+  2    bad usage or bad input, or the node refused it; also where the job alone could find that
   3    the job was interrupted (stopped on request); what it had finished counts
   4    a host could not be reached; the others are still shown
   5    there is no such job, or no such file on the node

@@ -166,16 +166,23 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
                 continue
             documents.append({"host": node.host, **plan})
             if not args.json:
-                show_plan(node.host, plan)
+                show_plan(node.host, {name: value for name, value in plan.items() if name != "vllm"})
+                if plan.get("vllm"):
+                    show_vllm(node.host, {**plan["vllm"], "warnings": ()})  # they stand among the plan's own
     if args.json:
         print_json(documents)
     return outcome
 
 
 def show_vllm(host: str, vllm: Mapping[str, Any]) -> None:
-    """What is known of the node's vLLM and the model as a table, the known faults after it."""
-    known = {True: "yes", False: "no"}.get(vllm["ok"], "not known")
-    show_plan(host, {"can extract": known, **vllm, "command": shlex.join(vllm.get("command") or ())})
+    """What is known of the node's vLLM and the model as a table, the known faults and its server's command after it."""
+    known = {True: "yes", False: "no"}.get(vllm["ok"], "not known") if "ok" in vllm else "taken on trust"
+    facts = {name: value for name, value in vllm.items() if name not in ("tried", "command") and value}
+    if "flags" in facts:
+        facts["flags"] = shlex.join(facts["flags"])
+    show_plan(host, {"can extract": known, **facts})
+    if vllm.get("command"):
+        console().print(clean(shlex.join(vllm["command"])), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_plan(host: str, plan: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -159,3 +160,16 @@ def wait_or_detach(node: Node, job: Job, args: argparse.Namespace, stream: IO[st
     except KeyboardInterrupt:
         remedy = f"`dflash-tui logs -f {job.id} --host {node.host}` shows it, `dflash-tui stop {job.id} --host {node.host}` ends it"
         raise CommandError(Exit.CTRL_C, f"no longer waiting; job {job.id} goes on", remedy, node.host) from None
+
+
+def launch_of(data: bytes, job: str) -> Launch:
+    """What a job was started with, from its launch.json. Raises CommandError."""
+    try:
+        kept: dict[str, Any] = json.loads(data)
+        values = {name: kept[name] for name in Launch._fields if name in kept}
+        values["gpus"] = tuple(values.get("gpus") or ())
+        return Launch(**values)
+    except (ValueError, TypeError, AttributeError):
+        raise CommandError(
+            Exit.FAILED, f"launch.json of job {job} cannot be read", "launch it anew with `dflash-tui launch`"
+        ) from None

@@ -170,7 +170,7 @@ def test_the_faster_side_is_named_with_ratio_interval_rates_time_and_parity() ->
         f"hf is {told['ratio']:.1f} times as fast ({told['low']:.1f} to {told['high']:.1f}) for Qwen3-8B on 1 H200:"
         f" {hf.tokens_per_s / 500:.3g} against {vllm.tokens_per_s / 500:.3g} samples/s;"
         f" 913,000 samples would take {spell(913_000 / hf.tokens_per_s * 500 + 30)} against"
-        f" {spell(913_000 / vllm.tokens_per_s * 500 + 30)}; both wrote the same (worst layer 0.9 %)"
+        f" {spell(913_000 / vllm.tokens_per_s * 500 + 30)}, start-up included; both wrote the same (worst layer 0.9 %)"
     )
     turned = said(vllm, hf)
     assert turned["faster"] == VLLM

@@ -105,7 +105,7 @@ def test_every_field_of_the_spec_can_be_given() -> None:
     assert {name for name, value in given.items() if value == default[name]} == {"gpus"}, "the node fills in the GPUs"
     assert made.gpus == ("0", "1")
     assert given["extra_args"] == ["--enforce-eager", "--gpu-memory-utilization=0.8"]
-    assert made.name == "Qwen3-8B"
+    assert made.name == "compared"
     assert order(*NEEDED, "--name", "mine").name == "mine"
 
 

@@ -31,7 +31,8 @@ T = TypeVar("T")
 LAYERS = [2, 3, 4, 5, 6, 8]
 # What the CPU needs, and no GPU does: memory for the KV cache, in GiB. And no compiler.
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-EAGER = ["--enforce-eager"]
+# By default it starts only where nearly all of the machine's memory is free.
+EAGER = ["--enforce-eager", "--gpu-memory-utilization", "0.2"]
 
 
 def poll(look: Callable[[], T], what: str) -> T:

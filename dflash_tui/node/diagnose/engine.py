@@ -98,6 +98,13 @@ ROWS = (
         "vLLM: v1/worker/gpu_worker.py, utils/mem_utils.py",
     ),
     Rule(
+        "memory-taken",
+        r"Available memory on node \d+ .*? on startup is less than desired CPU memory utilization",
+        "too little of this machine's memory is free for the share that vLLM takes on a CPU: {said}",
+        "give --gpu-memory-utilization a smaller share, or end what holds the memory",
+        "vLLM: v1/worker/cpu_worker.py",
+    ),
+    Rule(
         "unrecognised-arguments",
         r"^(?!gcc|g\+\+|cc1?|ld|clang|nvcc|git|make|ninja)[\w./-]+(?: [\w.-]+)*: error: (?P<what>.+)",
         "the program does not take its arguments: {what}",

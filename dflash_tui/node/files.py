@@ -84,7 +84,7 @@ class Files:
             lambda: sourcefile.locate(sourcefile.resolve(path, folder), line, before),
             lambda found: self._answer(number, *found),
             lambda refused: self._refuse(number, refused),
-            sourcefile.LIMIT_S + readers.SILENT_S,
+            sourcefile.LIMIT_S,
         )
 
     def _command(self, number: Any, header: protocol.Header) -> None:

@@ -28,10 +28,13 @@ class Readers:
         self._waiting = 0
 
     def read(
-        self, path: str, find: Callable[[], Any], done: Callable[[Any], None], fail: Fail, limit_s: float = SILENT_S
+        self, path: str, find: Callable[[], Any], done: Callable[[Any], None], fail: Fail, more_s: float = 0.0
     ) -> None:
-        """Calls `done` with what `find` gives, which reads the file in the thread, or `fail`. Raises Refused."""
-        answer = self._answer(path, done, fail, limit_s)
+        """Calls `done` with what `find` gives, which reads the file in the thread, or `fail`. Raises Refused.
+
+        more_s: so much longer than others may this one take.
+        """
+        answer = self._answer(path, done, fail, more_s)
         _start("read " + path, lambda: answer(find))
 
     def follow(
@@ -58,14 +61,14 @@ class Readers:
         _start("follow " + path, run)
         return following
 
-    def _answer(
-        self, path: str, done: Callable[[Any], None], fail: Fail, limit_s: float = SILENT_S
-    ) -> Callable[..., Any]:
+    def _answer(self, path: str, done: Callable[[Any], None], fail: Fail, more_s: float = 0.0) -> Callable[..., Any]:
         """Of a thread: calls what it is given and answers with what that returns, once and in time."""
         if self._waiting >= MOST_SILENT:
             raise _silent("%d files of this node do not answer, so %s is not tried" % (self._waiting, path))
         self._waiting += 1
         late = []
+
+        limit_s = SILENT_S + more_s
 
         def too_late() -> None:
             late.append(True)

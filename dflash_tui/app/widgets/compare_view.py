@@ -285,8 +285,8 @@ def parity_content(job: Job, *, width: int) -> Content | None:
     worst = number(parity.get("worst_row"))
     if worst is not None:
         off = _percent(number(parity.get("worst_error")))
-        layer_id = parity.get("worst_layer")
-        where = f"row {int(worst):,}" + (f" at layer {layer_id}" if layer_id is not None else "")
+        at = parity.get("worst_layer")
+        where = f"row {int(worst):,}" + (f" at layer {at}" if at is not None else "")
         words = f"{where}, off by {off}: nearest its limit"
         lines.append(Content.assemble((f"{'worst sample':{LABEL_WIDTH}}", "dim"), words))
     return Content("\n").join(lines)

@@ -288,6 +288,9 @@ def test_a_worker_that_was_replaced_is_no_failure_of_a_job_that_finished(diagnos
     assert diagnose(crash)["failed"]
     assert not diagnose(crash + "2026-11-30T01:00:00Z finished done=4 total=4\n")["failed"]
     assert not diagnose(crash + "backends: stopped on request with 3 of 4 samples done\n")["failed"]
+    assert diagnose(crash + "2026-11-30T01:00:00Z progress done=0 total=4\n" + crash.replace("once", "twice"))["cause"][
+        "text"
+    ].endswith("once")
     later = crash + "2026-11-30T01:00:00Z progress done=1\n" + crash.replace("once", "twice")
     assert diagnose(later)["cause"]["text"] == "RuntimeError: twice"
 

@@ -33,6 +33,7 @@ CASES = [
     ("cuda-out-of-memory-running", READY + vllm(OOM), "ran out at work"),
     ("cuda-out-of-memory-loading", raised("RuntimeError: CUDA error: out of memory"), "load the model"),
     ("gpu-memory-taken", vllm("ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB)."), "holds memory"),
+    ("memory-taken", vllm("ValueError: Available memory on node 0 (18.02/20.21 GiB) on startup is less than desired CPU memory utilization (0.92, 18.6 GiB)."), "smaller share"),
     ("kv-cache-too-small", vllm("ValueError: To serve at least one request with the models's max seq len (40960), (5.6 GiB KV cache is needed, which is larger than the available KV cache memory (1.2 GiB)."), "--max-model-len"),
     ("kv-cache-too-small", vllm("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"), "KV cache"),
     ("request-too-long", READY + "(APIServer pid=5) ERROR 11-30 01:25:26 [serving.py:9] This model's maximum context length is 2048 tokens. However, you requested 4000 tokens\n", "2048"),

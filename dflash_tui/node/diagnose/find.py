@@ -20,6 +20,7 @@ _POINTS = re.compile(
     r"the traceback is in the log|see (?:the|its) log|log says|was lost \(|could not start|(?:server|engine) (?:died|ended|exited|is gone)"
     r"|did not (?:become|get) (?:healthy|ready)"
 )
+_DONE = re.compile(r" (?:already_)?done=(\d+)")
 _STOPPED = re.compile(r"stopped (?:on request|after|before|while)")
 _BANNER = re.compile(r"vLLM API server version")
 _READY = re.compile(r"Application startup complete|\bstate=ready\b|train/loss=|global_step=|'loss': ")
@@ -107,6 +108,7 @@ class Finder:
         self._past = _Episode()
         self._stopping_from = 0  # a line; 0 where nobody has asked for an end
         self._ready_from = 0
+        self._done = 0  # samples, as the runner last told
         self._own: Optional[Line] = None
         self._over = ""  # "finished" or "interrupted", as the runner said
 
@@ -180,10 +182,19 @@ class Finder:
             self._over = ""
         if name != "warning":
             self._stopping_from = 0
-        if name in ("progress", "finished"):
+        advanced = name in ("started", "progress") and self._advanced(line.text) and name == "progress"
+        if advanced or name == "finished":
             self._went_well()
-        if _READY.search(line.text) or name == "progress":
+        if advanced or _READY.search(line.text):
             self._ready_from = self._ready_from or line.number
+
+    def _advanced(self, text: str) -> bool:
+        """Whether more is done than the runner told before: it tells every second, however badly things go."""
+        found = _DONE.search(text)
+        if found is None:
+            return False
+        before, self._done = self._done, int(found.group(1))
+        return self._done > before
 
     def _went_well(self) -> None:
         # Open tracebacks belong to what is over; their ends may still come.

@@ -259,7 +259,7 @@ def test_a_gpu_that_another_job_holds(
     with_gpus: Site, state_dir: Path, shared: Shared, conversations: Path, tmp_path: Path
 ) -> None:
     # Without CUDA no extraction can hold a card; any other job can, and this one takes long enough.
-    spec = {"model": str(shared.model), "inputs": [str(conversations)] * 200, "output": str(tmp_path / "first")}
+    spec = {"model": str(shared.model), "inputs": [str(conversations)] * 1000, "output": str(tmp_path / "first")}
     command = [sys.executable, "-c", HOLD, json.dumps(spec)]
     holder = subprocess.run(command, env=with_gpus.env, capture_output=True, text=True, check=True).stdout.strip()
     job = JobFolder(state_dir, holder)

@@ -206,7 +206,7 @@ async def test_a_file_is_opened_by_its_name_from_the_jobs_screen() -> None:
         await pilot.press("2")
         await until_shown(pilot, FAILED.id)
         await pilot.press("o")
-        await until(pilot, lambda: isinstance(app.screen, SourceScreen), "the screen")
+        await until(pilot, lambda: isinstance(app.focused, PromptBar), "the question for a name")
         app.screen.query_one(PromptBar).value = "/etc/motd.py:12"
         await pilot.press("enter")
         await until_shown(pilot, ">  12 │", "/etc/motd.py:12 on gpu-1")

@@ -83,6 +83,10 @@ class Job:
     seen: set[Identity] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
     ports: set[int] = field(default_factory=set)
+    temporary_before: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.temporary_before = self.site.temporary_files()
 
     @property
     def output(self) -> Path:
@@ -179,7 +183,8 @@ class Job:
         assert [one for one in self.seen if processes.alive(one)] == []
         assert [port for port in self.ports if _listens(port)] == []
         assert [name for name in self.shared if Path(name).exists()] == []
-        assert staging or self.site.temporary_files() == []
+        new = [path.name for path in self.site.temporary_files() if path not in self.temporary_before]
+        assert staging or new == [], new
         listed = {entry.file for entry in read_manifest(self.output).entries.values()}
         names = {path.name for path in self.output.iterdir()}
         assert not {name for name in names if name.startswith(TMP_PREFIX) or name.endswith(f"safetensors{LOCK}")}

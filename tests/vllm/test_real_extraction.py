@@ -40,7 +40,12 @@ def by_vllm(site: Site, kind: str) -> Job:
 @pytest.fixture(scope="module")
 def by_hf(site: Site, kind: str) -> Job:
     job = site.extract(
-        f"{kind}-hf", getattr(site.data, kind), site.data.conversations, backend="hf", last=SAMPLES[kind]
+        f"{kind}-hf",
+        getattr(site.data, kind),
+        site.data.conversations,
+        backend="hf",
+        last=SAMPLES[kind],
+        layers=IDS[kind],
     )
     job.wait("done")
     return job

@@ -45,7 +45,8 @@ after it are here; `:` goes to any other line of the file, `m` back to the marke
         self._shown: SourceText | None = None
 
     def on_mount(self) -> None:
-        self.view.focus()
+        # At once: `focus` comes a little later, and would take the keyboard from the question below.
+        self.set_focus(self.view)
         if self._places:
             self.open_place(self._places[self._at])
         else:

@@ -293,7 +293,8 @@ class Terminal:
 
     @property
     def exit_code(self) -> int:
-        return int(self._tmux("display-message", "-p", "#{pane_dead_status}"))
+        """Of the process that ended; tmux knows that it is gone a little before it knows how."""
+        return int(poll("how it ended", lambda: self._tmux("display-message", "-p", "#{pane_dead_status}").strip()))
 
     def kill(self) -> None:
         """kill -9 of the process in the pane."""

@@ -8,7 +8,7 @@ Every line has `t` (seconds since 1970) and `event`:
 | phase       | `phase`: one short text ("loading the model") |
 | progress    | `done`, `total`, `skipped`, `tokens`, `bytes`, `elapsed_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s`, `eta_s` (numbers or null), `phase`; `unit`: "bytes" where `done` and `total` count those of a download |
 | worker      | `worker` (number), `state`: "starting", "ready", "lost" or "ended"; `device`, `pid`, `detail`; of a vLLM server that is started its `command`, `cwd`, `environment` (what was set beside the job's own, no secrets) and `port`, and its own `pid` |
-| side        | of a comparison, once a second at most: `side` ("hf", "vllm"), `state` ("waiting", "starting", "running", "done", "failed"), `phase`, `done`, `total`, `tokens`, `bytes`, `elapsed_s`, `startup_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s` (null where not known), `gpus` (UUIDs) |
+| side        | of a comparison, once a second at most: `side` ("hf", "vllm"), `state` ("waiting", "starting", "running", "done", "failed", "stopped"), `phase`, `done`, `total`, `tokens`, `bytes`, `elapsed_s`, `startup_s`, `samples_per_s`, `tokens_per_s`, `bytes_per_s` (null where not known), `gpus` (UUIDs) |
 | warning     | `message` |
 | finished    | what came of it: `done`, `total`, `tokens`, `bytes`, `elapsed_s` and what the verb adds; the last line of a job that is done; extract with skipped samples adds `message` and `skipped_rows` (the first 100) |
 | interrupted | `message`, `done`, `total`: stopped on request, nothing half-written |

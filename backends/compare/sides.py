@@ -23,7 +23,7 @@ _NEWS_BYTES = 1 << 20
 
 
 class Side:
-    """state: waiting, starting (until its first sample is done), running, done or failed; error: why it failed.
+    """state: waiting, starting (until its first sample is done), running, done, failed, or stopped where it was asked to end; error: why it failed.
 
     tokens_each: mean length of the samples, by which a rate of tokens becomes one of samples.
     done, tokens, bytes: finished so far. began, ended: of its process, by the monotonic clock. steady: once it has ended.
@@ -42,6 +42,7 @@ class Side:
         self.finished: dict[str, Any] = {}
         self.error: JobError | None = None
         self.process: subprocess.Popen[bytes] | None = None
+        self._asked = False
         self.began = self.ended = 0.0
         self.live = Live()
         self.steady: Steady | None = None
@@ -113,6 +114,7 @@ class Side:
 
     def ask_to_end(self) -> None:
         if self.process is not None and self.process.poll() is None:
+            self._asked = True
             self.process.send_signal(signal.SIGTERM)
 
     def fields(self) -> dict[str, Any]:
@@ -195,6 +197,8 @@ class Side:
             # An extraction goes on; a comparison is done anew.
             remedy = str(self._last.get("remedy") or "").replace(": it goes on where it stopped", "")
             self.error = error(f"the {self.name} side failed: {self._last.get('message')}", remedy)
+        elif self._asked and (kind == "interrupted" or status == -signal.SIGTERM):
+            self.state = "stopped"
         elif kind == "interrupted":
             self.error = WorkerError(f"the {self.name} side was stopped from outside", "start the comparison anew")
         else:

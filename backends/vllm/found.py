@@ -14,7 +14,7 @@ from backends.errors import JobError, one_line
 from backends.vllm.compat import version_of
 
 _LIMIT_S = 60.0
-_MAKE_ONE = "make one (setup --vllm 0.26.0), or name its Python (vllm_python)"
+_MAKE_ONE = "make one (setup --vllm 0.26.0), or name its Python (--vllm-python)"
 # Asked of that Python, which may be of any version from 3.8 on: what the installers wrote, and torch's own record of its CUDA.
 _QUESTION = """
 import importlib.metadata, importlib.util, json, os, re
@@ -115,5 +115,5 @@ def look(python: str) -> Found | None:
 def _program(python: str) -> str:
     found = shutil.which(Path(python).expanduser())
     if found is None:
-        raise JobError(f"the Python {python} (vllm_python) is not on this node, or cannot be run", _MAKE_ONE)
+        raise JobError(f"the Python {python} (--vllm-python) is not on this node, or cannot be run", _MAKE_ONE)
     return str(Path(found).absolute())

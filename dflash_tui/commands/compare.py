@@ -15,7 +15,7 @@ from dflash_tui.commands.follow import verdict
 from dflash_tui.commands.nodes import Node, connected, find_job, model_on, one_node, path_on, the_host
 from dflash_tui.commands.outcome import CommandError, Exit, of_job
 from dflash_tui.commands.output import clean, clock, complain, console, print_json, table
-from dflash_tui.commands.plan import MODEL_HELP, layers_of
+from dflash_tui.commands.plan import MODEL_HELP, add_numbers, layers_of
 from dflash_tui.commands.sides import side_words
 from dflash_tui.commands.submit import (
     Order,
@@ -71,14 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="both at a time, each on half of the GPUs (default: one after the other)",
     )
     parser.add_argument("--keep-files", action="store_true", help="do not remove the hidden states at the end")
-    for name, words in _NUMBERS.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=int,
-            default=_DEFAULTS[name],
-            metavar="N",
-            help=f"{words} (default: %(default)s)",
-        )
+    add_numbers(parser, _NUMBERS, _DEFAULTS)
     parser.add_argument(
         "--vllm-python",
         default=_DEFAULTS["vllm_python"],

@@ -21,6 +21,15 @@ HELP = "what an extraction would take, and whether it can be: layers, bytes, mem
 MODEL_HELP = "folder of the model on the node, or its name on the hub: org/name[@revision]"
 _DEFAULTS = {field.name: field.default for field in fields(ExtractSpec)}
 
+_NUMBERS = {
+    "pack_tokens": "tokens of a pack of the hf backend",
+    "max_sample_tokens": "a longer sample is refused",
+    "min_free_bytes": "the job ends before the disk has less left",
+    "worker_restarts": "how often a lost worker is replaced",
+    "tensor_parallel": "GPUs of one vLLM server",
+    "concurrency": "requests at a time to each vLLM server",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_extract_arguments(parser)
@@ -54,34 +63,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--last", type=int, default=_DEFAULTS["last"], metavar="N", help="sample to stop before (default: all)"
     )
-    parser.add_argument(
-        "--pack-tokens",
-        type=int,
-        default=_DEFAULTS["pack_tokens"],
-        metavar="N",
-        help="tokens of a pack (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-sample-tokens",
-        type=int,
-        default=_DEFAULTS["max_sample_tokens"],
-        metavar="N",
-        help="a longer sample is refused (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--min-free-bytes",
-        type=int,
-        default=_DEFAULTS["min_free_bytes"],
-        metavar="N",
-        help="the job ends before the disk has less left (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--worker-restarts",
-        type=int,
-        default=_DEFAULTS["worker_restarts"],
-        metavar="N",
-        help="how often a lost worker is replaced (default: %(default)s)",
-    )
+    add_numbers(parser, _NUMBERS, _DEFAULTS)
     parser.add_argument(
         "--vllm-python",
         default=_DEFAULTS["vllm_python"],
@@ -89,24 +71,10 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         help="the Python on the node that vLLM is in (default: the newest that setup made)",
     )
     parser.add_argument(
-        "--tensor-parallel",
-        type=int,
-        default=_DEFAULTS["tensor_parallel"],
-        metavar="N",
-        help="GPUs of one vLLM server (default: %(default)s)",
-    )
-    parser.add_argument(
         "--server-url",
         default=_DEFAULTS["server_url"],
         metavar="URL",
         help="of a vLLM server that runs already and extracts these layers; none is started then",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=int,
-        default=_DEFAULTS["concurrency"],
-        metavar="N",
-        help="requests at a time to each vLLM server (default: %(default)s)",
     )
     parser.add_argument(
         "--stall",
@@ -117,6 +85,18 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         help="a vLLM server that finishes no sample for so long is started anew (default: %(default)s)",
     )
     parser.add_argument("extra_args", nargs="*", metavar="-- ARGUMENT", help="for `vllm serve`, untouched")
+
+
+def add_numbers(parser: argparse.ArgumentParser, words: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    """Fields of a spec that are whole numbers, as options of their names."""
+    for name, meaning in words.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=defaults[name],
+            metavar="N",
+            help=f"{meaning} (default: %(default)s)",
+        )
 
 
 def layers_of(text: str) -> str | tuple[int, ...]:

@@ -114,7 +114,7 @@ class Progress:
 class Side:
     """One backend of a comparison, as its runner last told of it.
 
-    state: waiting, starting, running, done or failed. elapsed_s: since its start. startup_s: until its first sample was done.
+    state: waiting, starting, running, done, failed or stopped. elapsed_s: since its start. startup_s: until its first sample was done.
     Rates are those since the start-up, not those of a window. gpus: UUIDs.
     """
 

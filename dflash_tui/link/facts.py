@@ -165,7 +165,7 @@ def _gpu_memory(value: object) -> list[JobGpuMemory]:
     return found
 
 
-_SIDE_STATES = ("waiting", "starting", "running", "done", "failed")
+_SIDE_STATES = ("waiting", "starting", "running", "done", "failed", "stopped")
 
 
 def _sides(value: object) -> dict[str, Side]:

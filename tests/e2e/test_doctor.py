@@ -150,7 +150,10 @@ def test_a_model_that_nothing_here_can_extract_from_shows_in_the_exit_code(site:
         (["--model", "/nowhere", "--vllm-options"], "--model and --vllm-options are two questions"),
         (["--model", "/nowhere", "--path", "/data"], "--path is of the checkup"),
         (["--model", "/nowhere", "--tensor-parallel", "0"], "tensor_parallel must be a whole number of at least 1"),
-        (["--vllm-options", "--vllm-python", "/nowhere/python"], "the Python /nowhere/python (vllm_python) is not on"),
+        (
+            ["--vllm-options", "--vllm-python", "/nowhere/python"],
+            "the Python /nowhere/python (--vllm-python) is not on",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_one_line(site: Site, words: list[str], told: str) -> None:

@@ -214,7 +214,7 @@ def _speed(job: Job, name: str, side: Side | None, result: Measured | None) -> t
 def _eta(side: Side | None) -> str:
     if side is None:
         return fmt.NOT_AVAILABLE
-    return "" if side.state in ("done", "failed") else fmt.duration(seconds_left(side))
+    return "" if side.state in ("done", "failed", "stopped") else fmt.duration(seconds_left(side))
 
 
 def _interval(result: Measured | None) -> str:

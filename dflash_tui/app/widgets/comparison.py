@@ -19,6 +19,7 @@ _SIGNS = {
     "running": (">", "good"),
     "done": ("*", "good"),
     "failed": ("!", "bad"),
+    "stopped": ("-", "warn"),
 }
 
 

@@ -100,7 +100,7 @@ ROWS = (
     Rule(
         "memory-taken",
         r"Available memory on node \d+ .*? on startup is less than desired CPU memory utilization",
-        "too little of this machine's memory is free for the share that vLLM takes on a CPU: {said}",
+        "too little of this machine's memory is free for the share that vLLM takes on a CPU",
         "give --gpu-memory-utilization a smaller share, or end what holds the memory",
         "vLLM: v1/worker/cpu_worker.py",
     ),

@@ -77,7 +77,8 @@ async def test_one_key_opens_the_frame_that_raised_and_escape_comes_back_to_the_
 
 async def test_frames_are_walked_in_the_log_and_in_the_source(job: Folder, sources: list[Path]) -> None:
     job.write(traceback(sources) + lines(0, 500) + traceback(sources, 40))
-    async with console() as driver:
+    # Wide enough for the path of a temporary folder.
+    async with console(size=(200, 30)) as driver:
         await driver.shows("ValueError: it broke")
         for row, place in (
             (42, sources[2]),

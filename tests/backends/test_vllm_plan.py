@@ -69,7 +69,7 @@ def test_a_python_without_vllm_or_none_at_all_is_told_with_what_mends_it(
     for python, told in (
         ("", "no vLLM is on this node"),
         (sys.executable, "has no vllm"),
-        ("/nowhere/python", r"/nowhere/python \(vllm_python\) is not on this node"),
+        ("/nowhere/python", r"/nowhere/python \(--vllm-python\) is not on this node"),
         (shutil.which("true") or "true", "does not run"),
     ):
         with pytest.raises(JobError, match=told) as refusal:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
 
 # Big enough that a job can be caught in the middle on a fast machine, small enough to end soon on a slow one.
-BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 8
+BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 16
 
 BUILD = """
 import json, sys, torch
@@ -123,14 +123,12 @@ def launch(site: Site, state_dir: Path) -> Launcher:
 
 
 @pytest.fixture
-def terminal(site: Site, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def terminal(site: Site) -> Iterator[Callable[..., Terminal]]:
     """Opens `dflash-tui` in a terminal of a size; ends it again."""
     made: list[Terminal] = []
 
     def opened(width: int, height: int, *words: object) -> Terminal:
-        folder = tmp_path / f"terminal-{len(made)}"
-        folder.mkdir()
-        made.append(Terminal(folder, width, height, site.command(*words), site.env, site.home))
+        made.append(Terminal(width, height, site.command(*words), site.env, site.home))
         return made[-1]
 
     yield opened

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -216,10 +217,10 @@ def assert_nothing_half(output: Path) -> None:
 class Terminal:
     """A tmux of its own with one pane: keys in, the screen out."""
 
-    def __init__(
-        self, folder: Path, width: int, height: int, command: list[str], env: Mapping[str, str], cwd: Path
-    ) -> None:
-        self._socket = folder / "tmux"
+    def __init__(self, width: int, height: int, command: list[str], env: Mapping[str, str], cwd: Path) -> None:
+        # Not in the test's own folder: the name of a socket may have no more than 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="tmux-")
+        self._socket = Path(self._folder.name) / "socket"
         self._env = {**env, "TERM": "xterm-256color", "SHELL": "/bin/sh"}
         size = ["-x", str(width), "-y", str(height)]
         quoted = " ".join(f"'{word}'" for word in command)
@@ -293,8 +294,14 @@ class Terminal:
 
     @property
     def exit_code(self) -> int:
-        """Of the process that ended; tmux knows that it is gone a little before it knows how."""
-        return int(poll("how it ended", lambda: self._tmux("display-message", "-p", "#{pane_dead_status}").strip()))
+        """Of the process that ended; minus the signal, if one ended it."""
+        return int(poll("how it ended", self._ended))
+
+    def _ended(self) -> str:
+        # tmux 3.3a at times misses that its child ended on a busy machine, and leaves it a zombie: it is told again.
+        os.kill(int(self._tmux("display-message", "-p", "#{pid}")), signal.SIGCHLD)
+        asked = "#{pane_dead_status}#{?pane_dead_signal,-#{pane_dead_signal},}"
+        return self._tmux("display-message", "-p", asked).strip()
 
     def kill(self) -> None:
         """kill -9 of the process in the pane."""
@@ -310,3 +317,4 @@ class Terminal:
             timeout=60,
             check=False,
         )
+        self._folder.cleanup()

@@ -89,7 +89,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_a_stop_leaves_no_proces
 ) -> None:
     output = tmp_path / "out"
     # Long enough that a fast machine does not get to its end before the stop.
-    rows = shared.long_samples // 2
+    rows = shared.long_samples // 4
     job_of = shared.extract(output, "--dataset", shared.long, "--last", rows)
     waiting = site.start("launch", *job_of, "--wait", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     poll("the first samples", lambda: len(manifest_rows(output)) >= 5)

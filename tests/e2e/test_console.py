@@ -61,7 +61,7 @@ def test_a_job_is_started_watched_read_and_stopped_by_keys(
 
     console.keys("l")
     console.wait_for(r"\[3 Logs\]")
-    console.wait_for(rf"(?s){job.id}.*verb=extract")
+    console.wait_for(rf"(?s){job.id}.*progress done=\d+")
     console.wait_for("following")
     console.keys("j")
     console.wait_for(r"\[2 Jobs\]")

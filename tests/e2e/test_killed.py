@@ -47,7 +47,7 @@ def test_a_job_whose_runner_or_supervisor_was_killed_is_resumed(
     role: str, launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
     # An orphan runs on while it is asked about: long enough that a fast machine does not get to its end.
-    rows = shared.long_samples // 2
+    rows = shared.long_samples // 4
     job = launch(*shared.extract(tmp_path / "out", "--dataset", shared.long, "--last", rows))
     job.wait_done(10)
     os.kill(job.process(role), signal.SIGKILL)

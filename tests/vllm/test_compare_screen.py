@@ -20,13 +20,11 @@ SAMPLES = 64
 
 
 @pytest.fixture
-def terminal(site: Site, tmp_path: Path) -> Iterator[Terminal]:
+def terminal(site: Site) -> Iterator[Terminal]:
     """The console on this node, at 80x24."""
-    folder = tmp_path / "terminal"
-    folder.mkdir()
     command = [sys.executable, "-m", "dflash_tui.cli", "--host", "local", "--env", VARIABLES]
     env = {**site.env, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}
-    opened = Terminal(folder, 80, 24, command, env, site.folder)
+    opened = Terminal(80, 24, command, env, site.folder)
     try:
         yield opened
     finally:

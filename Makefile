@@ -10,6 +10,8 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 # As many at a time as there are cores; the tests of a file stay together, for they share what is costly to make.
 PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
+# By name the quick files of tests/unit come last, so that the end waits for no long one.
+IN_ORDER := --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -19,12 +21,14 @@ INSTALLED := $(VENV)/.installed
 VLLM := $(VLLM_VENV)/.installed-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-vllm lint fidelity clean
+.PHONY: help setup setup-vllm system demo test test-vllm lint fidelity clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
 
 setup: $(INSTALLED)
+
+setup-vllm: $(VLLM)
 
 $(WORKER): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 1; }
@@ -59,10 +63,10 @@ demo: $(WORKER)
 
 # tests/vllm is among the norecursedirs of pyproject.toml: only test-vllm, which names it, collects it.
 test: setup system
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(IN_ORDER) $(PYTEST_ARGS)
 
 # The tests themselves run in $(VENV); of the other environment they start `vllm serve`, as a node's own.
-test-vllm: setup $(VLLM)
+test-vllm: setup setup-vllm
 	@sh .ci/system vllm
 	@DFLASH_TUI_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PARALLEL) $(PYTEST_ARGS)
 

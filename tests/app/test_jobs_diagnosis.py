@@ -49,6 +49,14 @@ async def test_a_failed_job_shows_its_cause_its_line_where_it_was_raised_and_the
         assert link.questions("diagnose") == [{"job": FAILED.id, "path": None}]
 
 
+async def test_a_small_terminal_shows_the_cause_and_the_remedy_before_all_the_job_said_of_its_end() -> None:
+    wordy = replace(FAILED, reason="the server ended with status 1 before it was healthy: " + "words of its own " * 20)
+    app = console(node(wordy, diagnose_answer=TOLD))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, "the port that the server wants is taken", "give another port", "line 812")
+
+
 async def test_a_diagnosis_that_takes_its_time_holds_nothing_up_and_they_are_asked_one_by_one() -> None:
     slow: Future[Diagnosis] = Future()
     link = node(FAILED, OTHER, diagnose_answer=slow)

@@ -177,8 +177,14 @@ def test_two_jobs_on_one_folder_the_second_is_refused_and_the_first_unharmed(
     first = job().start()
     first.until_files(5)
     assert first.process is not None
-    second = job()
-    assert second.run() == 2
+    # Its worker waits meanwhile: the second job may take longer to begin than the first one needs to end.
+    (worker,) = first.worker_pids()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        second = job()
+        assert second.run() == 2
+    finally:
+        os.kill(worker, signal.SIGCONT)
     assert f"another job (pid {first.process.pid}) is writing to" in second.events()[-1]["message"]
     assert second.events("worker") == []
     assert first.wait() == 0, first.stderr

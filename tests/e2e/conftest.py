@@ -23,10 +23,20 @@ BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 16
 
 BUILD = """
 import json, sys, torch
+from pathlib import Path
 from backends.demo.model import build_model
+from backends.events import EventLog
+from backends.prepare import prepare
+from backends.spec import PrepareSpec
+model, conversations, layers, hidden, datasets = sys.argv[1:]
 torch.set_num_threads(2)
-texts = [m["content"] for line in open(sys.argv[2]) for m in json.loads(line)["conversations"]]
-build_model(sys.argv[1], texts, layers=int(sys.argv[3]), hidden=int(sys.argv[4]))
+texts = [m["content"] for line in open(conversations) for m in json.loads(line)["conversations"]]
+build_model(model, texts, layers=int(layers), hidden=int(hidden))
+samples = []
+for output, copies in json.loads(datasets).items():
+    spec = {"model": model, "inputs": [conversations] * copies, "output": output}
+    samples.append(prepare(PrepareSpec.loads(json.dumps(spec)), EventLog(None), lambda: False)["samples"])
+print(json.dumps(samples))
 """
 
 
@@ -60,23 +70,13 @@ class Shared:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     folder = tmp_path_factory.mktemp("shared")
     env = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
-    model, dataset = folder / "model", folder / "dataset"
-    words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN)]
-    subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True)
-    samples = prepare(folder, model, dataset, COPIES, env)
-    return Shared(model, dataset, samples, folder / "long", prepare(folder, model, folder / "long", LONG_COPIES, env))
-
-
-def prepare(folder: Path, model: Path, dataset: Path, copies: int, env: dict[str, str]) -> int:
-    """Makes a dataset; returns how many samples it has."""
-    spec = {"model": str(model), "inputs": [str(CONVERSATIONS)] * copies, "output": str(dataset)}
-    (folder / "spec.json").write_text(json.dumps(spec))
-    events = folder / f"{dataset.name}.events.jsonl"
-    command = [sys.executable, str(ROOT / "backends" / "__main__.py"), "prepare", str(folder / "spec.json")]
-    subprocess.run([*command, "--events", str(events)], env=env, check=True)
-    finished = json.loads(events.read_text().splitlines()[-1])
-    assert finished["event"] == "finished"
-    return int(finished["done"])
+    model, dataset, long = folder / "model", folder / "dataset", folder / "long"
+    datasets = json.dumps({str(dataset): COPIES, str(long): LONG_COPIES})
+    words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN), datasets]
+    # One process for all of it: to import torch and Transformers takes longer than the work.
+    made = subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True, stdout=subprocess.PIPE)
+    samples, long_samples = json.loads(made.stdout.splitlines()[-1])
+    return Shared(model, dataset, samples, long, long_samples)
 
 
 @pytest.fixture

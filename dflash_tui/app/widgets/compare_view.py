@@ -19,7 +19,7 @@ from dflash_tui.app.widgets.comparison import (
     side_state,
     times,
 )
-from dflash_tui.app.widgets.job_detail import diagnosed, ended, plain, took
+from dflash_tui.app.widgets.job_detail import ended, plain, took, why
 from dflash_tui.app.widgets.jobs_table import phase
 from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.app.widgets.sparkline import bar, sparkline
@@ -100,10 +100,7 @@ def _parity_lines(parity: Mapping[str, Any], sentence: str) -> Iterator[Content]
 
 
 def _trouble(job: Job, diagnosis: Diagnosis | None) -> Iterator[tuple[str, str]]:
-    if job.reason:
-        yield "why", job.reason
-    if diagnosis is not None:
-        yield from diagnosed(job, diagnosis)
+    yield from why(job, diagnosis)
     for stray in job.strays:
         memory = held(stray)
         yield "stray", f"process {stray.pid}{' holding ' if memory else ''}{memory}: {stray.command}"

@@ -62,10 +62,7 @@ def _lines(
         ended(job),
     )
     yield "state", "  ".join(filter(None, parts))
-    if job.reason:
-        yield "why", job.reason
-    if diagnosis is not None:
-        yield from diagnosed(job, diagnosis)
+    yield from why(job, diagnosis)
     series = node.job_series.get(job.id, ())
     yield from _progress(job, series)
     for stray in job.strays:
@@ -90,19 +87,23 @@ def _lines(
     yield "python", job.python or fmt.NOT_AVAILABLE
 
 
-def diagnosed(job: Job, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """The cause that a job's log shows, its line, where it was raised, and the remedy."""
-    cause = diagnosis.cause
-    if cause is None:
-        return
-    if cause.text not in job.reason:
-        yield "cause", cause.text
-        if cause.line is not None:
-            yield f"line {cause.line} ", cause.quote
-        if diagnosis.remedy:
-            yield "remedy", diagnosis.remedy
-    if diagnosis.source is not None:
-        yield "raised at", f"{diagnosis.source.file}:{diagnosis.source.line}"
+def why(job: Job, diagnosis: Diagnosis | None) -> Iterator[tuple[str, str]]:
+    """What ended a job: the cause that its log shows with the remedy, the cause's line and where it was raised; its own words.
+
+    In this order, since a small terminal shows the first lines only.
+    """
+    if diagnosis is not None and diagnosis.cause is not None:
+        cause, source = diagnosis.cause, diagnosis.source
+        if cause.text not in job.reason:
+            yield "cause", cause.text
+            if diagnosis.remedy:
+                yield "remedy", diagnosis.remedy
+            if cause.line is not None:
+                yield f"line {cause.line} ", cause.quote
+        if source is not None:
+            yield "raised at", f"{source.file}:{source.line}"
+    if job.reason:
+        yield "why", job.reason
 
 
 def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,9 @@ PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 # By name the quick files of tests/unit come last, so that the end waits for no long one.
 IN_ORDER := --no-loadscope-reorder
 
+# The tests start many programs of ours; each compiles itself anew where it may not keep that.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the demo needs, and with it what the tests need.
@@ -70,7 +73,7 @@ test-vllm: setup setup-vllm
 	@sh .ci/system vllm
 	@DFLASH_TUI_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm $(PARALLEL) $(PYTEST_ARGS)
 
-$(VLLM): tests/vllm/cpu/install.py $(wildcard tests/vllm/cpu/plugin/*.py tests/vllm/cpu/plugin/*.toml) | $(WORKER)
+$(VLLM): tests/vllm/cpu/install.py $(wildcard tests/vllm/cpu/plugin/*.py tests/vllm/cpu/plugin/*.toml)
 	@echo "setting up $(VLLM_VENV) (3.4 GB)"
 	@$(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python tests/vllm/cpu/install.py '$(TORCH)'

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
 
 # Big enough that a job can be caught in the middle on a fast machine, small enough to end soon on a slow one.
-BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 16
+BLOCKS, HIDDEN, LONG_COPIES = 8, 128, 16
 
 BUILD = """
 import json, sys, torch
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What every job of these tests works on; `long` is for jobs that are stopped, and never reach their end."""
+    """What every job of these tests works on; `long` is for jobs that are stopped while something else is done first."""
 
     model: Path
     dataset: Path
@@ -62,7 +62,14 @@ class Shared:
 
     def extract(self, output: Path, *more: object) -> list[object]:
         """The options of an extraction that takes a while."""
-        given = ["--model", self.model, "--dataset", self.dataset, "--output", output]
+        return self._extract(self.dataset, output, *more)
+
+    def extract_long(self, output: Path, *more: object) -> list[object]:
+        """The options of one that takes minutes, or of as many of its samples as `more` says."""
+        return self._extract(self.long, output, *more)
+
+    def _extract(self, dataset: Path, output: Path, *more: object) -> list[object]:
+        given = ["--model", self.model, "--dataset", dataset, "--output", output]
         return [*given, "--dtype", "float32", "--device", "cpu", "--pack-tokens", 512, "--min-free-bytes", 0, *more]
 
 
@@ -71,7 +78,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     folder = tmp_path_factory.mktemp("shared")
     env = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
     model, dataset, long = folder / "model", folder / "dataset", folder / "long"
-    datasets = json.dumps({str(dataset): COPIES, str(long): LONG_COPIES})
+    datasets = json.dumps({str(dataset): 1, str(long): LONG_COPIES})
     words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN), datasets]
     # One process for all of it: to import torch and Transformers takes longer than the work.
     made = subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True, stdout=subprocess.PIPE)

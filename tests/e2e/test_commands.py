@@ -89,8 +89,8 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_a_stop_leaves_no_proces
 ) -> None:
     output = tmp_path / "out"
     # Long enough that a fast machine does not get to its end before the stop.
-    rows = shared.long_samples // 4
-    job_of = shared.extract(output, "--dataset", shared.long, "--last", rows)
+    rows = shared.long_samples // 8
+    job_of = shared.extract_long(output, "--last", rows)
     waiting = site.start("launch", *job_of, "--wait", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     poll("the first samples", lambda: len(manifest_rows(output)) >= 5)
     waiting.send_signal(signal.SIGINT)
@@ -125,7 +125,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_a_stop_leaves_no_proces
 def test_a_forced_stop_loses_nothing_that_was_listed(
     launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
-    job = launch(*shared.extract(tmp_path / "out"))
+    job = launch(*shared.extract_long(tmp_path / "out"))
     job.wait_done(5)
     stopped = site.run("stop", job.id, "--force", "--wait", "--json").json
     assert stopped["state"] in ("killed", "interrupted")
@@ -138,7 +138,7 @@ def test_a_forced_stop_loses_nothing_that_was_listed(
 def test_the_end_of_the_wait_is_the_end_of_the_job(
     launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
-    job = launch(*shared.extract(tmp_path / "out"))
+    job = launch(*shared.extract_long(tmp_path / "out"))
     waiting = site.start("restart", job.id, "--wait", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, err = waiting.communicate(timeout=240)
     assert waiting.returncode == Exit.BAD_INPUT, "a job that runs cannot be started again"

@@ -12,8 +12,6 @@ from dflash_tui.commands.outcome import Exit
 from tests.e2e.conftest import Launcher, Shared
 from tests.e2e.harness import JobFolder, Site, assert_whole, children, manifest_rows, poll
 
-SAMPLES = 220  # of a job in which nothing needs time between its middle and the kill
-
 
 def worker_of(job: JobFolder) -> int:
     """The worker of an extraction on the CPU, as its own events name it."""
@@ -25,23 +23,23 @@ def worker_of(job: JobFolder) -> int:
 def test_a_killed_worker_is_replaced_and_the_job_is_done(
     launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
-    job = launch(*shared.extract(tmp_path / "out", "--last", SAMPLES))
+    job = launch(*shared.extract(tmp_path / "out"))
     job.wait_done(10)
     os.kill(worker_of(job), signal.SIGKILL)
     assert job.wait_ended() == "done"
     assert any(event["event"] == "worker" and event["state"] == "lost" for event in job.events)
-    assert_whole(job.output, SAMPLES)
-    assert len(manifest_rows(job.output)) == SAMPLES
+    assert_whole(job.output, shared.samples)
+    assert len(manifest_rows(job.output)) == shared.samples
 
 
 def test_a_worker_that_is_not_replaced_fails_the_job_and_a_restart_goes_on(
     launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
-    job = launch(*shared.extract(tmp_path / "out", "--last", SAMPLES), "--worker-restarts", 0)
+    job = launch(*shared.extract(tmp_path / "out"), "--worker-restarts", 0)
     job.wait_done(10)
     os.kill(worker_of(job), signal.SIGKILL)
     assert job.wait_ended() == "failed"
-    assert_resumed(site, SAMPLES, job)
+    assert_resumed(site, shared.samples, job)
 
 
 @pytest.mark.parametrize("role", ["runner", "supervisor"])
@@ -49,8 +47,8 @@ def test_a_job_whose_runner_or_supervisor_was_killed_is_resumed(
     role: str, launch: Launcher, site: Site, shared: Shared, tmp_path: Path
 ) -> None:
     # An orphan runs on while it is asked about: long enough that a fast machine does not get to its end.
-    rows = SAMPLES if role == "runner" else shared.long_samples // 4
-    job = launch(*shared.extract(tmp_path / "out", "--dataset", shared.long, "--last", rows))
+    rows = shared.samples if role == "runner" else shared.long_samples // 4
+    job = launch(*shared.extract_long(tmp_path / "out", "--last", rows))
     job.wait_done(10)
     os.kill(job.process(role), signal.SIGKILL)
     state = poll("the end as the node tells it", lambda: ended(site, job))

@@ -81,18 +81,20 @@ def test_a_job_outlives_the_console_that_is_killed_and_a_new_one_shows_it_done(
 def test_a_job_that_is_stopped_leaves_no_process_and_no_half_file(
     site: Site, node: list[object], on_node: Path, shared: Shared, tmp_path: Path
 ) -> None:
-    job = JobFolder(on_node, site.run("launch", *node, *shared.extract(tmp_path / "out"), "--json").json["job"])
+    job = JobFolder(on_node, site.run("launch", *node, *shared.extract_long(tmp_path / "out"), "--json").json["job"])
     job.wait_done(10)
     assert site.run("stop", job.id, *node, "--wait", "--json").json["state"] == "interrupted"
     assert job.processes() == {}
     assert_nothing_half(job.output)
-    assert 10 <= len(manifest_rows(job.output)) < shared.samples
+    assert 10 <= len(manifest_rows(job.output)) < shared.long_samples
 
 
 def test_a_followed_log_is_the_file_to_the_byte_after_its_connections_were_cut(
     site: Site, sshd: Sshd, node: list[object], on_node: Path, shared: Shared, tmp_path: Path
 ) -> None:
-    job = JobFolder(on_node, site.run("launch", *node, *shared.extract(tmp_path / "out"), "--json").json["job"])
+    rows = shared.long_samples // 8
+    job_of = shared.extract_long(tmp_path / "out", "--last", rows)
+    job = JobFolder(on_node, site.run("launch", *node, *job_of, "--json").json["job"])
     copy = tmp_path / "copy"
     with copy.open("wb") as file:
         follower = site.start("logs", "-f", job.id, *node, stdout=file, stderr=subprocess.PIPE)
@@ -106,7 +108,7 @@ def test_a_followed_log_is_the_file_to_the_byte_after_its_connections_were_cut(
     assert b"trying again" in err
     assert job.wait_ended() == "done"
     assert hashlib.sha256(copy.read_bytes()).digest() == hashlib.sha256((job.path / "log").read_bytes()).digest()
-    assert_whole(job.output, shared.samples)
+    assert_whole(job.output, rows)
 
 
 def test_a_wait_outlives_its_connection(

@@ -57,6 +57,17 @@ async def test_a_small_terminal_shows_the_cause_and_the_remedy_before_all_the_jo
         await until_shown(pilot, "the port that the server wants is taken", "give another port", "line 812")
 
 
+async def test_a_job_whose_own_words_hold_the_cause_says_it_once_and_then_where_it_was_raised() -> None:
+    told = replace(FAILED, reason=f"the server ended with status 1: {TOLD.cause.text if TOLD.cause else ''}")
+    app = console(node(told, diagnose_answer=TOLD))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, "/venv/vllm/api_server.py:77")
+        detail = shown(app)
+        assert detail.count("the port that the server wants is taken") == 1
+        assert detail.index("why ") < detail.index("raised at")
+
+
 async def test_a_diagnosis_that_takes_its_time_holds_nothing_up_and_they_are_asked_one_by_one() -> None:
     slow: Future[Diagnosis] = Future()
     link = node(FAILED, OTHER, diagnose_answer=slow)

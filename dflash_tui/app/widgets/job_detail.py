@@ -87,23 +87,21 @@ def _lines(
     yield "python", job.python or fmt.NOT_AVAILABLE
 
 
-def why(job: Job, diagnosis: Diagnosis | None) -> Iterator[tuple[str, str]]:
-    """What ended a job: the cause that its log shows with the remedy, the cause's line and where it was raised; its own words.
+def why(job: Job, diagnosis: Diagnosis | None) -> list[tuple[str, str]]:
+    """What ended a job: its own words, the cause that its log shows, the remedy, the cause's line and where it was raised.
 
-    In this order, since a small terminal shows the first lines only.
+    Where the words do not hold the cause they come last, since a small terminal shows the first lines only.
     """
-    if diagnosis is not None and diagnosis.cause is not None:
-        cause, source = diagnosis.cause, diagnosis.source
-        if cause.text not in job.reason:
-            yield "cause", cause.text
-            if diagnosis.remedy:
-                yield "remedy", diagnosis.remedy
-            if cause.line is not None:
-                yield f"line {cause.line} ", cause.quote
-        if source is not None:
-            yield "raised at", f"{source.file}:{source.line}"
-    if job.reason:
-        yield "why", job.reason
+    words = [("why", job.reason)] if job.reason else []
+    if diagnosis is None or diagnosis.cause is None:
+        return words
+    cause, source = diagnosis.cause, diagnosis.source
+    raised = [] if source is None else [("raised at", f"{source.file}:{source.line}")]
+    if cause.text in job.reason:
+        return words + raised
+    remedy = [("remedy", diagnosis.remedy)] if diagnosis.remedy else []
+    line = [] if cause.line is None else [(f"line {cause.line} ", cause.quote)]
+    return [("cause", cause.text), *remedy, *line, *raised, *words]
 
 
 def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:

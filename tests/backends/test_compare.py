@@ -78,9 +78,9 @@ def left_nothing(job: Comparison) -> None:
 
 def test_a_comparison_runs_one_side_after_the_other_and_tells_how_far_each_is(finished: Comparison) -> None:
     assert all(set(event) - {"t", "event"} == SIDE for event in finished.events("side"))
-    assert states(finished, "hf") == ["waiting", "starting", "running", "done"]
-    # A program in vLLM's place may be through with all of it between two looks.
-    assert [state for state in states(finished, "vllm") if state != "running"] == ["waiting", "starting", "done"]
+    for side in ("hf", "vllm"):
+        # With so few samples a side may be through with all of them between two looks.
+        assert [state for state in states(finished, side) if state != "running"] == ["waiting", "starting", "done"]
     running = [event["side"] for event in finished.events("side") if event["state"] == "starting"]
     assert running == sorted(running), "one after the other, hf first"
     until(lambda: not finished.processes(), "every process of the comparison to end")

@@ -23,7 +23,9 @@ _NEWS_BYTES = 1 << 20
 
 
 class Side:
-    """state: waiting, starting (until its first sample is done), running, done, failed, or stopped where it was asked to end; error: why it failed.
+    """state: waiting, starting (until its first sample is done), running, done, failed, or stopped where it was asked to end.
+
+    error: why it failed.
 
     tokens_each: mean length of the samples, by which a rate of tokens becomes one of samples.
     done, tokens, bytes: finished so far. began, ended: of its process, by the monotonic clock. steady: once it has ended.

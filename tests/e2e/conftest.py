@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
 
 # Big enough that a job can be caught in the middle on a fast machine, small enough to end soon on a slow one.
-BLOCKS, HIDDEN, LONG_COPIES = 8, 128, 16
+BLOCKS, HIDDEN, COPIES, LONG_COPIES = 8, 128, 2, 16
 
 BUILD = """
 import json, sys, torch
@@ -78,7 +78,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     folder = tmp_path_factory.mktemp("shared")
     env = {**os.environ, "HOME": str(folder), "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
     model, dataset, long = folder / "model", folder / "dataset", folder / "long"
-    datasets = json.dumps({str(dataset): 1, str(long): LONG_COPIES})
+    datasets = json.dumps({str(dataset): COPIES, str(long): LONG_COPIES})
     words = [str(model), str(CONVERSATIONS), str(BLOCKS), str(HIDDEN), datasets]
     # One process for all of it: to import torch and Transformers takes longer than the work.
     made = subprocess.run([sys.executable, "-c", BUILD, *words], env=env, check=True, stdout=subprocess.PIPE)

@@ -9,7 +9,8 @@ worker with others idle beside them; that weighs about as much as what was under
 Samples are unlike in length and those of the start-up are left out, so the rate is taken in tokens; samples/s are samples of
 the mean length of all that were compared.
 
-The interval (95 %) is Student's t over the means of blocks of equal time (batch means, as for the output of simulations).
+The interval (95 %) is Student's t over the means of blocks of equal time (batch means, as for the output of simulations),
+laid on the logarithm of the rate.
 Blocks that follow each other and are alike count for fewer: n (1 - r) / (1 + r), r their correlation at lag 1. It tells how
 uneven this run was; what differs from run to run (clocks, the disk's other users) it cannot know.
 """
@@ -81,8 +82,9 @@ class Steady:
         """Of tokens/s, 95 %; None where there was too little to tell."""
         if self.spread is None:
             return None
-        half = student(self.spread.freedom) * self.spread.error
-        return self.tokens_per_s * max(1 - half, 0.0), self.tokens_per_s * (1 + half)
+        # On the logarithm, as `ratio`: a rate is more than 0, and so is all that it may have been.
+        factor = math.exp(student(self.spread.freedom) * self.spread.error)
+        return self.tokens_per_s / factor, self.tokens_per_s * factor
 
 
 def student(freedom: float) -> float:

@@ -119,6 +119,14 @@ def test_slow_and_fast_stretches_make_the_interval_wider() -> None:
     assert 0.85 <= held / 400 <= 1.0
 
 
+def test_a_run_that_stood_still_for_half_of_its_time_may_have_had_any_rate_but_none() -> None:
+    span = found([*even(10, every=1.0), *even(10, every=1.0, start=34.0)])
+    interval = span.interval()
+    assert interval is not None
+    low, high = interval
+    assert 0 < low < span.tokens_per_s / 5 and high > 5 * span.tokens_per_s
+
+
 def test_a_ratio_of_equals_holds_one_about_so_often_and_a_true_difference_is_found() -> None:
     rng = np.random.default_rng(2)
     held = seen = 0

@@ -100,14 +100,12 @@ def plan_main(source: str) -> int:
 
     try:
         text = sys.stdin.read() if source == "-" else _read(source)
-        data = json.loads(text)
+        data = _json(text)
         if not isinstance(data, dict) or set(data) != {"verb", "spec"}:
             raise SpecError('plan: give one JSON object {"verb": VERB, "spec": {...}}')
         answer = plan.plan(read_spec(str(data["verb"]), json.dumps(data["spec"])))
     except SpecError as error:
         answer = plan.refusal(str(error), "")
-    except ValueError as error:
-        answer = plan.refusal(f"plan: the spec is not JSON: {error}", "")
     except JobError as error:
         answer = plan.refusal(error.message, error.remedy)
     except Exception as error:
@@ -115,6 +113,13 @@ def plan_main(source: str) -> int:
         answer = plan.refusal(f"plan broke: {type(error).__name__}: {one_line(error)}", "the traceback is on stderr")
     print(json.dumps(answer), flush=True)
     return FINISHED
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"plan: the spec is not JSON: {error}") from None
 
 
 def _read(source: str) -> str:

@@ -155,11 +155,11 @@ def load(path: Path) -> Flattening | None:
     return found if right and found.tokens > 0 else None
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes a JSON file under a temporary name and renames it. Raises OSError."""
+def write_json(path: Path, data: Mapping[str, Any], *, mode: int = 0o666) -> None:
+    """Writes a JSON file under a temporary name and renames it. mode: its rights, before the umask. Raises OSError."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(json.dumps(data, indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -168,7 +168,7 @@ def cache() -> Path:
     """Where the hub's files are on this machine."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    return Path(os.path.expanduser(constants.HF_HUB_CACHE))
 
 
 def _repository(name: HubName) -> Path:

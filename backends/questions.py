@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from backends.spec import DEVICES, DTYPES, Spec, SpecError
+from backends.spec import DEVICES, DTYPES, Spec, SpecError, need_one_of, need_text, need_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,10 @@ class CapabilitiesSpec(Spec):
     vllm_pythons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise SpecError(f"capabilities: model must be a text that is not empty, not {self.model!r}")
-        for name, choices in (("dtype", DTYPES), ("device", DEVICES)):
-            if getattr(self, name) not in choices:
-                raise SpecError(
-                    f"capabilities: {name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
-                )
-        parallel: Any = self.tensor_parallel
-        if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
-            raise SpecError(f"capabilities: tensor_parallel must be a whole number of at least 1, not {parallel!r}")
+        need_text(self, "model")
+        need_one_of(self, "dtype", DTYPES)
+        need_one_of(self, "device", DEVICES)
+        need_whole(self, "tensor_parallel", 1)
         for name in ("gpus", "vllm_pythons"):
             values: Any = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
@@ -66,9 +60,7 @@ class VllmOptionsSpec(Spec):
         words: Any = self.words
         if not isinstance(words, tuple) or not all(isinstance(word, str) and word for word in words):
             raise SpecError(f"vllm-options: words must be a list of texts that are not empty, not {words!r}")
-        limit: Any = self.limit_s
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise SpecError(f"vllm-options: limit_s must be a whole number of at least 1, not {limit!r}")
+        need_whole(self, "limit_s", 1)
 
 
 QUESTIONS: dict[str, type[Spec]] = {spec.verb: spec for spec in (CapabilitiesSpec, VllmOptionsSpec)}

@@ -64,14 +64,14 @@ class Spec:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
-def _text(spec: Spec, *names: str) -> None:
+def need_text(spec: Spec, *names: str) -> None:
     for name in names:
         value = getattr(spec, name)
         if not isinstance(value, str) or not value:
             raise SpecError(f"{spec.verb}: {name} must be a text that is not empty, not {value!r}")
 
 
-def _whole(spec: Spec, name: str, least: int, *, optional: bool = False) -> None:
+def need_whole(spec: Spec, name: str, least: int, *, optional: bool = False) -> None:
     value = getattr(spec, name)
     if optional and value is None:
         return
@@ -79,7 +79,7 @@ def _whole(spec: Spec, name: str, least: int, *, optional: bool = False) -> None
         raise SpecError(f"{spec.verb}: {name} must be a whole number of at least {least}, not {value!r}")
 
 
-def _one_of(spec: Spec, name: str, choices: tuple[str, ...]) -> None:
+def need_one_of(spec: Spec, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(spec, name)
     if value not in choices:
         raise SpecError(f"{spec.verb}: {name} must be one of {', '.join(choices)}, not {value!r}")
@@ -88,7 +88,7 @@ def _one_of(spec: Spec, name: str, choices: tuple[str, ...]) -> None:
 def _layers(spec: Spec) -> None:
     value: Any = getattr(spec, "layers")  # noqa: B009 - not every spec has layers
     if isinstance(value, str):
-        _one_of(spec, "layers", PRESETS)
+        need_one_of(spec, "layers", PRESETS)
     elif not isinstance(value, tuple):
         raise SpecError(f"{spec.verb}: layers must be a preset or a list of layer ids, not {value!r}")
     elif not value or any(isinstance(k, bool) or not isinstance(k, int) or k < 0 for k in value):
@@ -108,7 +108,7 @@ def _vllm(spec: ExtractSpec) -> None:
             f"{spec.verb}: server_url must be an address alone; a key is taken from VLLM_API_KEY of the console's environment"
         )
     for name in ("tensor_parallel", "concurrency", "stall_s"):
-        _whole(spec, name, 1)
+        need_whole(spec, name, 1)
     extra: Any = spec.extra_args
     if not isinstance(extra, tuple) or not all(isinstance(word, str) and word and "\0" not in word for word in extra):
         raise SpecError(f"{spec.verb}: extra_args must be a list of arguments that are not empty, not {extra!r}")
@@ -167,17 +167,17 @@ class ExtractSpec(Spec):
     extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _text(self, "model", "dataset", "output")
-        _one_of(self, "backend", BACKENDS)
-        _one_of(self, "dtype", DTYPES)
-        _one_of(self, "file_dtype", FILE_DTYPES)
-        _one_of(self, "device", DEVICES)
-        _whole(self, "first", 0)
-        _whole(self, "last", self.first + 1, optional=True)
-        _whole(self, "pack_tokens", 1)
-        _whole(self, "max_sample_tokens", 1)
-        _whole(self, "min_free_bytes", 0)
-        _whole(self, "worker_restarts", 0)
+        need_text(self, "model", "dataset", "output")
+        need_one_of(self, "backend", BACKENDS)
+        need_one_of(self, "dtype", DTYPES)
+        need_one_of(self, "file_dtype", FILE_DTYPES)
+        need_one_of(self, "device", DEVICES)
+        need_whole(self, "first", 0)
+        need_whole(self, "last", self.first + 1, optional=True)
+        need_whole(self, "pack_tokens", 1)
+        need_whole(self, "max_sample_tokens", 1)
+        need_whole(self, "min_free_bytes", 0)
+        need_whole(self, "worker_restarts", 0)
         _vllm(self)
         _layers(self)
 
@@ -210,13 +210,13 @@ class PrepareSpec(Spec):
     keep_messages: bool = True
 
     def __post_init__(self) -> None:
-        _text(self, "model", "output")
-        whole: Any = self.inputs
-        if not isinstance(whole, tuple) or not whole or not all(isinstance(name, str) and name for name in whole):
-            raise SpecError(f"prepare: inputs must be a list with at least one file of conversations, not {whole!r}")
-        _whole(self, "max_tokens", 2)
-        _whole(self, "limit", 1, optional=True)
-        _whole(self, "shuffle_seed", 0, optional=True)
+        need_text(self, "model", "output")
+        inputs: Any = self.inputs
+        if not isinstance(inputs, tuple) or not inputs or not all(isinstance(name, str) and name for name in inputs):
+            raise SpecError(f"prepare: inputs must be a list with at least one file of conversations, not {inputs!r}")
+        need_whole(self, "max_tokens", 2)
+        need_whole(self, "limit", 1, optional=True)
+        need_whole(self, "shuffle_seed", 0, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +238,10 @@ class VerifySpec(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _text(self, "output", *(name for name in ("model", "dataset") if getattr(self, name) is not None))
-        _one_of(self, "device", DEVICES)
-        _whole(self, "recompute", 0)
-        _whole(self, "seed", 0)
+        need_text(self, "output", *(name for name in ("model", "dataset") if getattr(self, name) is not None))
+        need_one_of(self, "device", DEVICES)
+        need_whole(self, "recompute", 0)
+        need_whole(self, "seed", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +262,9 @@ class ParitySpec(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _text(self, "reference", "output")
-        _whole(self, "samples", 1, optional=True)
-        _whole(self, "seed", 0)
+        need_text(self, "reference", "output")
+        need_whole(self, "samples", 1, optional=True)
+        need_whole(self, "seed", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +297,8 @@ class CompareSpec(Spec):
     extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _whole(self, "first", 0)
-        _whole(self, "samples", 1)
+        need_whole(self, "first", 0)
+        need_whole(self, "samples", 1)
         self.side("vllm")
 
     def side(self, backend: str) -> ExtractSpec:
@@ -306,13 +306,16 @@ class CompareSpec(Spec):
         common = ("model", "dataset", "layers", "dtype", "device", "gpus", "first")
         limits = ("pack_tokens", "max_sample_tokens", "min_free_bytes")
         of_vllm = ("vllm_python", "tensor_parallel", "concurrency", "extra_args") if backend == "vllm" else ()
-        _text(self, "output")
-        return ExtractSpec(
-            output=f"{self.output}/{backend}",
-            backend=backend,
-            last=self.first + self.samples,
-            **{name: getattr(self, name) for name in (*common, *limits, *of_vllm)},
-        )
+        need_text(self, "output")
+        try:
+            return ExtractSpec(
+                output=f"{self.output}/{backend}",
+                backend=backend,
+                last=self.first + self.samples,
+                **{name: getattr(self, name) for name in (*common, *limits, *of_vllm)},
+            )
+        except SpecError as error:  # of a field that is this spec's own
+            raise SpecError(f"{self.verb}: {str(error).removeprefix(f'{ExtractSpec.verb}: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +337,9 @@ class ExportSpec(Spec):
     min_free_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        _text(self, "output", "to", *(("dataset",) if self.dataset is not None else ()))
-        _whole(self, "rows_per_folder", 1)
-        _whole(self, "min_free_bytes", 0)
+        need_text(self, "output", "to", *(("dataset",) if self.dataset is not None else ()))
+        need_whole(self, "rows_per_folder", 1)
+        need_whole(self, "min_free_bytes", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,18 +369,18 @@ class DemoSpec(Spec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _text(self, "output")
-        _whole(self, "samples", 1)
-        _whole(self, "recompute", 0)
-        _one_of(self, "family", FAMILIES)
-        _whole(self, "blocks", 6)
-        _whole(self, "hidden", 32)
+        need_text(self, "output")
+        need_whole(self, "samples", 1)
+        need_whole(self, "recompute", 0)
+        need_one_of(self, "family", FAMILIES)
+        need_whole(self, "blocks", 6)
+        need_whole(self, "hidden", 32)
         if self.hidden % 32:
             raise SpecError(f"demo: hidden must be a multiple of 32, not {self.hidden}")
-        _one_of(self, "dtype", DTYPES)
-        _one_of(self, "device", DEVICES)
-        _whole(self, "pack_tokens", 1)
-        _whole(self, "seed", 0)
+        need_one_of(self, "dtype", DTYPES)
+        need_one_of(self, "device", DEVICES)
+        need_whole(self, "pack_tokens", 1)
+        need_whole(self, "seed", 0)
         _layers(self)
 
 

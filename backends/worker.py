@@ -181,7 +181,6 @@ def _work(
         _free_memory()
         answers.send("oom", id=order["id"], message=message)
     extractor.close()
-    answers.send("ended")
 
 
 def _free_memory() -> None:

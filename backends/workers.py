@@ -185,7 +185,7 @@ class LocalWorkers:
                 messages.append(understood)
 
     def _understand(self, message: Message) -> Message | None:
-        """Keeps count of what is in flight; turns a worker's end into `lost` unless it said `ended`."""
+        """Keeps count of what is in flight; turns a worker's end into `lost`."""
         worker = self._processes.get(message.worker)
         if worker is None:
             return None

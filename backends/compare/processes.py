@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.vllm.session import is_tracker
+from backends.vllm.session import is_tracker, stat_of
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -47,12 +47,11 @@ def descendants(root: int) -> set[int]:
         if not folder.name.isdecimal():
             continue
         try:
-            # The command's name stands in brackets and may hold anything.
-            fields = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
+            state, parent, *_ = stat_of(int(folder.name))
+        except (OSError, ValueError):
             continue  # it ended meanwhile
-        parents[int(folder.name)] = int(fields[1])
-        if fields[0] in b"ZX":
+        parents[int(folder.name)] = int(parent)
+        if state in b"ZX":
             zombies.add(int(folder.name))
     found: set[int] = set()
     below = {root}

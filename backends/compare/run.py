@@ -229,6 +229,10 @@ class _Comparison:
             if span is not None and span.seconds < _SHORT_S:
                 short = f"the steady state of {name} lasted only {span.seconds:.1f} s: compare more samples for sound figures"
                 self.events.emit("warning", message=short)
+        for name, side in self.sides.items():
+            if side.restarts:
+                lost = f"{name} was started anew, which its rate includes: see the log for why, and compare again"
+                self.events.emit("warning", message=lost)
         header = plan.sides["hf"].header
         names = {gpu["uuid"]: gpu["name"] for gpu in gpus}
         subject = Subject(

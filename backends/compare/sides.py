@@ -57,8 +57,7 @@ class Side:
     def start(self) -> None:
         """Starts its process; what that prints goes where our own goes. Raises JobError."""
         try:
-            write_json(self._spec_file, self.spec.to_json())
-            self._spec_file.chmod(0o600)  # the server's arguments may hold a key
+            write_json(self._spec_file, self.spec.to_json(), mode=0o600)  # the server's arguments may hold a key
         except OSError as error:
             raise unwritable(self._spec_file.parent, error) from None
         command = [sys.executable, "-u", str(_MAIN), "extract", str(self._spec_file), "--events", str(self._events)]

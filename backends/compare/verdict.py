@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,15 @@ def _sentence(
         return f"{head} ({first} {figures})" if figures else head
     worst = max((_error(layer) for layer in parity["layers"].values()), default=0.0)
     tail = f"both wrote the same (worst layer {_percent(worst)})"
-    return f"{speed}{': ' if figures else '; '}{'; '.join(part for part in (figures, takes, tail) if part)}"
+    told = (figures, takes, *_lost(sides), tail)
+    return f"{speed}{': ' if figures else '; '}{'; '.join(part for part in told if part)}"
+
+
+def _lost(sides: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What a rate holds beside the work."""
+    for name, side in sides.items():
+        if count := side.get("restarts"):
+            yield f"{name} was started anew {'once' if count == 1 else f'{count} times'}, which its rate includes"
 
 
 def _error(layer: Mapping[str, Any]) -> float:
@@ -104,7 +112,7 @@ def _error(layer: Mapping[str, Any]) -> float:
 def _percent(share: float) -> str:
     """One significant digit below 10 %, as "0.9 %"; what two kernels of float32 differ by is not 0 %."""
     percent = share * 100
-    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1g} %" if percent >= 0.001 else "under 0.001 %"
+    return f"{percent:.0f} %" if percent >= 9.5 else f"{percent:.1g} %" if percent >= 0.001 else "under 0.001 %"
 
 
 def _times(value: float, like: float) -> str:
@@ -113,7 +121,7 @@ def _times(value: float, like: float) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def spell(seconds: float) -> str:

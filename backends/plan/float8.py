@@ -7,8 +7,10 @@ Those of the output folder and of its neighbours are read.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from backends import flattening
 from backends.fp8 import FLOAT8
 
 PARITY = "parity.json"
-# Neighbouring folders that are looked into at most: a folder of a hundred thousand is no shelf of extractions.
+# Neighbours that are looked at at most: a folder of a hundred thousand is no shelf of extractions.
 _NEIGHBOURS = 500
 
 UNKNOWN = (
@@ -67,10 +69,12 @@ def float8_known(output: Path, header: Mapping[str, Any]) -> Known | None:
 def _folders(output: Path) -> Iterator[Path]:
     yield output
     try:
-        neighbours = sorted(path for path in output.parent.iterdir() if path.is_dir() and path != output)
+        with os.scandir(output.parent) as entries:
+            first = islice(entries, _NEIGHBOURS)
+            neighbours = sorted(Path(entry.path) for entry in first if entry.is_dir() and entry.name != output.name)
     except OSError:
         return
-    yield from neighbours[:_NEIGHBOURS]
+    yield from neighbours
 
 
 def _of(folder: Path, header: Mapping[str, Any]) -> Iterator[Known]:

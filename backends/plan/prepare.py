@@ -51,7 +51,9 @@ def _template_problem(model: Path, names: frozenset[str] = frozenset()) -> JobEr
         )
     config = model / "tokenizer_config.json"
     template = (model / "chat_template.jinja").is_file() or (model / "chat_template.json").is_file()
-    if not template and not (config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")):
+    if not template and not (
+        config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
+    ):
         return JobError(f"the tokenizer in {model} has no chat template", "use the model's chat (instruct) version")
     return None
 

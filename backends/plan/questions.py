@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def capabilities(spec: CapabilitiesSpec) -> tuple[dict[str, Any], list[str]]:
     config = read_config(folder)
     cards = _cards(spec)
     found, unusable = _vllms(spec)
+    hf, refused = _hf(spec, config, folder, cards)
     # The best first; of equals the newest, as they were found.
     order = {True: 0, None: 1, False: 2}
     return {
@@ -55,8 +56,8 @@ def capabilities(spec: CapabilitiesSpec) -> tuple[dict[str, Any], list[str]]:
         "tensor_parallel": spec.tensor_parallel,
         "gpus": [list(card) for card in cards.values()],
         "driver_cuda": list(cuda_of_driver() or ()) or None,
-        "hf": _hf(spec, config, folder, cards),
-        "vllm": sorted((_vllm(spec, config, one, cards) for one in found), key=lambda one: order[one["ok"]]),
+        "hf": hf,
+        "vllm": sorted((_vllm(spec, config, one, cards, refused) for one in found), key=lambda one: order[one["ok"]]),
         "unusable": unusable,
     }, warnings
 
@@ -65,7 +66,7 @@ def _folder(model: str) -> tuple[Path, list[str]]:
     """The folder that has the model's config.json, fetched from the hub where that is meant."""
     name = wanted_model(model)
     if name is None:
-        return Path(model).expanduser(), []
+        return Path(os.path.expanduser(model)), []
     require_packages()
     snapshot = hub.stoppable(lambda: hub.locate(name, weights=False), lambda: False, name, limit_s=_ASK_S)
     if "config.json" in snapshot.missing():
@@ -96,16 +97,21 @@ def _cards(spec: CapabilitiesSpec) -> Cards:
     return {uuid: shown[uuid] for uuid in chosen or uuids}
 
 
-def _hf(spec: CapabilitiesSpec, config: Mapping[str, Any], folder: Path, cards: Cards) -> dict[str, Any]:
-    """The hf backend of this Python."""
+def _hf(
+    spec: CapabilitiesSpec, config: Mapping[str, Any], folder: Path, cards: Cards
+) -> tuple[dict[str, Any], JobError | None]:
+    """The hf backend of this Python; and why no extraction is planned for this model, whichever the backend."""
     answer: dict[str, Any] = {"ok": False, "why": "", "remedy": "", "warnings": []}
     about = {"versions": {**versions(), "flash-linear-attention": fla_version()}}
     try:
         shape = model_shape(config, folder)
+    except JobError as error:
+        return {**answer, "why": error.message, "remedy": error.remedy, **about}, error
+    try:
         require_packages()
         device = device_of(ExtractSpec(model=spec.model, dataset="-", output="-", dtype=spec.dtype, gpus=tuple(cards)))
     except JobError as error:
-        return {**answer, "why": error.message, "remedy": error.remedy, **about}
+        return {**answer, "why": error.message, "remedy": error.remedy, **about}, None
     packing, slow = expected_packing(shape, device, spec.dtype)
     most = limit(spec.dtype, shape.num_layers)
     return {
@@ -119,10 +125,12 @@ def _hf(spec: CapabilitiesSpec, config: Mapping[str, Any], folder: Path, cards: 
         # What `verify --recompute` lets the last layer be off, relative; the first ones less.
         "error_limit": most,
         **about,
-    }
+    }, None
 
 
-def _vllm(spec: CapabilitiesSpec, config: Mapping[str, Any], found: Found, cards: Cards) -> dict[str, Any]:
+def _vllm(
+    spec: CapabilitiesSpec, config: Mapping[str, Any], found: Found, cards: Cards, refused: JobError | None
+) -> dict[str, Any]:
     verdict = can_extract(
         config,
         found.version,
@@ -133,6 +141,9 @@ def _vllm(spec: CapabilitiesSpec, config: Mapping[str, Any], found: Found, cards
         tensor_parallel=spec.tensor_parallel,
         dtype=spec.dtype,
     )
+    if refused is not None and verdict.ok is not False:
+        # What a vLLM may be able to do helps nobody whose launch is refused.
+        verdict = replace(verdict, ok=False, why=f"extract refuses it: {refused.message}", remedy=refused.remedy)
     return {**asdict(found), **verdict.to_json()}
 
 

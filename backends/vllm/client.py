@@ -19,6 +19,12 @@ _ASK_S = 20.0
 _MOST_BYTES = 16 << 20
 # Of a number that is read of a text.
 _DIGITS = 18
+# Answers that are about no sample.
+_OF_THE_SERVER = {
+    401: "mend VLLM_API_KEY of the console's environment",
+    403: "mend VLLM_API_KEY of the console's environment",
+    404: "see whether it serves the model under this name, and /v1/completions",
+}
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -28,6 +34,14 @@ class NoAnswer(Exception):
 
 class Refused(Exception):
     """A request that the server will not take, in its own words."""
+
+
+class NoExtractor(Refused):
+    """A server that takes no sample at all: another key, another model, or not one that extracts. remedy: what mends that."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,8 @@ class ServerClient:
         answer = self._ask("POST", "/v1/completions", limit_s=self._limit_s, order=order)
         if answer.status >= 500 or answer.status in (408, 429):
             raise NoAnswer(_words(answer))
+        if answer.status in _OF_THE_SERVER:
+            raise NoExtractor(_words(answer), _OF_THE_SERVER[answer.status])
         if answer.status != 200:
             raise Refused(_words(answer))
         return _path_in(answer, token_ids)
@@ -208,7 +224,10 @@ def _path_in(answer: Answer, token_ids: Sequence[int]) -> str:
     if returned is not None and list(returned) != list(token_ids):
         raise NoAnswer("it answered for other tokens than it was asked about")
     if not isinstance(path, str) or not path:
-        raise Refused("its answer names no file (hidden_states_path): it was not started to extract hidden states")
+        raise NoExtractor(
+            "its answer names no file (hidden_states_path): it was not started to extract hidden states",
+            "start it with the speculative and KV transfer configurations that `plan --backend vllm` shows",
+        )
     return path
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from backends.errors import JobError
 from backends.fp8 import FLOAT8
+from backends.spec import ExtractSpec
 from backends.vllm.compat import version_of
 from backends.vllm.table import NEWEST_READ
 
 HOST = "127.0.0.1"
+# Within a server's folder: where it writes.
+STATES = "states"
 CONNECTOR = "ExampleHiddenStatesConnector"
 # hs-connectors, beside vLLM in its Python; it builds on the connector's writing thread, which came with 0.22.0.
 FP8_CONNECTOR, FP8_MODULE = "FP8HiddenStatesConnector", "hs_connectors.fp8_hidden_states_connector"
@@ -125,6 +129,37 @@ def serve_command(spec: ServeSpec) -> list[str]:
         *spec.flags,
         *spec.extra_args,
     ]
+
+
+def command_for(
+    spec: ExtractSpec,
+    *,
+    python: str,
+    version: str,
+    flags: Sequence[str],
+    storage: Path,
+    layer_ids: Sequence[int],
+    port: int,
+    max_model_len: int,
+) -> list[str]:
+    """The command of one server of an extraction, as the job runs it and `plan` shows it. Raises JobError, as `serve_command`."""
+    return serve_command(
+        ServeSpec(
+            python=python,
+            version=version,
+            model=str(Path(spec.model).absolute()),
+            storage=str(storage),
+            layer_ids=tuple(layer_ids),
+            port=port,
+            max_model_len=max_model_len,
+            dtype=spec.dtype,
+            file_dtype=spec.file_dtype,
+            tensor_parallel=spec.tensor_parallel,
+            flags=(*quiet_flags(version), *flags),
+            extra_args=spec.extra_args,
+            custom_save_path=takes_paths(version),
+        )
+    )
 
 
 def speculative_config(layer_ids: Sequence[int]) -> dict[str, Any]:

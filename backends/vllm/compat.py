@@ -172,7 +172,7 @@ def _named(instead: str) -> str:
     return "the backend hf" if instead == HF else f"vLLM {instead} (setup --vllm {instead}) or the backend hf"
 
 
-def _text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     fields = inner if isinstance(inner, Mapping) else config
     family = FAMILIES.get(str(config.get("model_type")))
@@ -181,7 +181,7 @@ def _text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _quantisation(config: Mapping[str, Any]) -> str:
     """quant_method of the weights, "" where they are not quantised."""
-    found = config.get("quantization_config") or _text_fields(config).get("quantization_config")
+    found = config.get("quantization_config") or text_fields(config).get("quantization_config")
     if not found:
         return ""
     return str(found.get("quant_method", "unknown")) if isinstance(found, Mapping) else str(found)
@@ -194,7 +194,7 @@ def _not_of_this_model(config: Mapping[str, Any], tensor_parallel: int) -> Probl
             "the model is an encoder and a decoder (is_encoder_decoder), and states are extracted from decoders alone",
             "give a causal language model",
         )
-    fields = _text_fields(config)
+    fields = text_fields(config)
     for name in ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"):
         heads = fields.get(name)
         if isinstance(heads, int) and not isinstance(heads, bool) and heads % tensor_parallel:

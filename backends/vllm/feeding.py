@@ -17,7 +17,7 @@ from typing import Any
 from backends.disk import free_bytes
 from backends.errors import JobError, WorkerError, one_line
 from backends.hsfile import Entry, MisfitError, StatesError, StoreError
-from backends.vllm.client import NoAnswer, Refused, ServerClient
+from backends.vllm.client import NoAnswer, NoExtractor, Refused, ServerClient
 from backends.vllm.filing import Filer, NotThere, is_visible
 
 # Threads that check and name files: they wait for the disk most of the time.
@@ -36,12 +36,14 @@ _FILED_S = 10.0
 
 @dataclass(slots=True)
 class Sample:
-    """A sample on its way. id: the runner's number of the work."""
+    """A sample on its way. id: the runner's number of the work. asked: how often; unanswered, bad_files: what went wrong so often."""
 
     id: int
     row: int
     token_ids: list[int]
-    tries: int = 0
+    asked: int = 0
+    unanswered: int = 0
+    bad_files: int = 0
     why: str = ""
     path: Path | None = None
     not_before: float = 0.0
@@ -57,6 +59,7 @@ class Feeder:
     model: its name in requests. shape, dtype: (layers, width) of a file, and of its states. direct: a folder for files that we name, where the server takes
     that, else None. tell: called from many threads with an event and its fields.
     explain: what the server said of a write of states that failed (told once for each), and whether of a full disk.
+    again: the server was started anew, so that one which delivers nothing may be started once more.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Feeder:
         concurrency: int,
         tell: Callable[..., None],
         explain: Callable[[], tuple[str, bool]],
+        again: bool = False,
     ) -> None:
         self._client = client
         self._filer = filer
@@ -84,6 +88,7 @@ class Feeder:
         self._direct = direct
         self._tell = tell
         self._explain = explain
+        self._restarted = again
         self._asked: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
         self._answered: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -155,14 +160,19 @@ class Feeder:
     def _ask(self, sample: Sample) -> None:
         if self._stop.wait(max(sample.not_before - time.monotonic(), 0.0)):
             return None
-        sample.tries += 1
+        sample.asked += 1
         wanted = None
         if self._direct is not None:
-            wanted = self._direct / f"hs_{sample.row}-{sample.tries}.safetensors"
+            wanted = self._direct / f"hs_{sample.row}-{sample.asked}.safetensors"
         try:
             path = self._client.extract(self._model, sample.token_ids, str(wanted) if wanted else None)
         except NoAnswer as error:
-            return self._again(sample, one_line(error), _TRIES)
+            sample.unanswered += 1
+            return self._again(sample, one_line(error), sample.unanswered, _TRIES)
+        except NoExtractor as error:
+            raise JobError(
+                f"the vLLM server at {self._client.url} extracts nothing: {one_line(error)}", error.remedy
+            ) from None
         except Refused as error:
             tokens = len(sample.token_ids)
             raise JobError(
@@ -177,18 +187,18 @@ class Feeder:
         sample.path = Path(path)
         return self._answered.put(sample)
 
-    def _again(self, sample: Sample, why: str, tries: int) -> None:
-        """Once more after a while, or a failure where it was tried often enough."""
+    def _again(self, sample: Sample, why: str, tries: int, most: int) -> None:
+        """Once more after a while, or a failure where it was tried `most` times."""
         sample.why = why
-        if sample.tries < tries:
-            sample.not_before = time.monotonic() + min(_BACK_OFF_S * 2**sample.tries, _LONGEST_BACK_OFF_S)
+        if tries < most:
+            sample.not_before = time.monotonic() + min(_BACK_OFF_S * 2**sample.asked, _LONGEST_BACK_OFF_S)
             self._asked.put(sample)
             return
         # A server that dies is noticed by its end, which tells more.
         if self._stop.wait(_NOTICE_S):
             return
-        line = f"row {sample.row}: {why} ({sample.tries} times)"
-        if self.delivered == 0:
+        line = f"row {sample.row}: {why} ({tries} times)"
+        if not self.delivered and not self._restarted:
             raise WorkerError(f"the vLLM server does not deliver: {line}", "see the log")
         raise Lost(line)
 
@@ -204,8 +214,9 @@ class Feeder:
             return self._no_file(sample, f"its file is no good: {error}")
         except StatesError as error:
             why = str(error).removeprefix(f"{path.name}: ")
-            if sample.tries < 2:
-                return self._again(sample, why, _FILE_TRIES)
+            sample.bad_files += 1
+            if sample.bad_files < 2:
+                return self._again(sample, why, sample.bad_files, _FILE_TRIES)
             return self._done(sample, None, why)
         except StoreError as error:
             return self._no_file(sample, f"its file is no good: {error}")
@@ -232,7 +243,8 @@ class Feeder:
             message = f"{OSError(errno.ENOSPC, 'No space left on device')}: vLLM could not write row {sample.row}"
             self._tell("disk", id=sample.id, entries=[], message=message)
             return self._one_less()
-        return self._again(sample, f"{why}; it says: {said}" if said else why, _FILE_TRIES)
+        sample.bad_files += 1
+        return self._again(sample, f"{why}; it says: {said}" if said else why, sample.bad_files, _FILE_TRIES)
 
     def _misfit(self, found: MisfitError) -> None:
         """Raises JobError where a file is of other layers, another width or another dtype than the job's."""

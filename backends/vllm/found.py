@@ -88,7 +88,8 @@ def look(python: str) -> Found | None:
             [python, "-B", "-c", _QUESTION],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_LIMIT_S,
             # With -c the folder that it runs in is searched first: one without modules.
             cwd="/",
@@ -113,7 +114,7 @@ def look(python: str) -> Found | None:
 
 
 def _program(python: str) -> str:
-    found = shutil.which(Path(python).expanduser())
+    found = shutil.which(os.path.expanduser(python))
     if found is None:
         raise JobError(f"the Python {python} (--vllm-python) is not on this node, or cannot be run", _MAKE_ONE)
     return str(Path(found).absolute())

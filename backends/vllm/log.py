@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections import deque
 
 _BLOCK = 1 << 20
@@ -16,6 +17,8 @@ _LONGEST_LINE = 1 << 16
 _MOST_FAILURES = 64
 # Of the server's own words: its remedies stand at the end of what can be long sentences.
 _LONGEST_WORDS = 700
+# Samples that were under way still come for a while after an error that ends the server.
+_SURVIVED_S = 60.0
 
 # In this order; a start goes through most of them once, and never back.
 PHASES = (
@@ -73,7 +76,8 @@ class ServerLog:
         self._failures: deque[str] = deque(maxlen=_MOST_FAILURES)
         self._session = 0
         self._rest = b""
-        self._said: deque[str] = deque(maxlen=8)
+        self._said = ""
+        self._said_at = 0.0
         self.arguments = ""
         self._fd: int | None = None
         info = os.fstat(fd)
@@ -89,7 +93,7 @@ class ServerLog:
         with self._lock:
             self._session = session
             self.phase, self.kv_tokens, self.arguments = PHASES[0][0], None, ""
-            self._said.clear()
+            self._said = ""
             self._failures.clear()
 
     def read(self) -> None:
@@ -107,7 +111,13 @@ class ServerLog:
     def said(self) -> str:
         """The server's own words for why it ended, "" where it said none: the first error that is no consequence."""
         with self._lock:
-            return self.arguments or next(iter(self._said), "")
+            return self.arguments or self._said
+
+    def survived(self, last_good: float) -> None:
+        """A sample came at this moment (monotonic clock): what was said well before it was no end."""
+        with self._lock:
+            if last_good - self._said_at > _SURVIVED_S:
+                self._said = ""
 
     def failed_write(self) -> tuple[str, bool]:
         """What vLLM said of the first write of states that failed and was not asked for yet, and whether of a full disk."""
@@ -141,12 +151,12 @@ class ServerLog:
         # pydantic's reason stands under its headline.
         value = _VALUE.match(text)
         if value and not _FOLLOWS.search(value["what"]):
-            self._said.clear()
+            self._said = ""
             self._keep(value["what"])
 
     def _keep(self, text: str) -> None:
-        if len(self._said) < (self._said.maxlen or 0):
-            self._said.append(_short(text))
+        if not self._said:
+            self._said, self._said_at = _short(text), time.monotonic()
 
     def _of_another(self, line: str) -> bool:
         """Whether a line names a process of another server: several write into one log."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +15,17 @@ from backends.environment import cuda_cards, cuda_of_driver
 from backends.errors import JobError
 from backends.fp8 import FLOAT8
 from backends.spec import ExtractSpec
-from backends.vllm.command import ServeSpec, check_extra_args, serve_command
-from backends.vllm.compat import Verdict, can_extract
+from backends.vllm.command import STATES, check_extra_args, command_for
+from backends.vllm.compat import Verdict, can_extract, text_fields
 from backends.vllm.found import Found, find_vllm
+from backends.vllm.table import TOO_LONG_WAITS
 
 if TYPE_CHECKING:
     from backends.vllm.other import OtherPlan
 
 # The server writes there, on the disk of the output; what is finished is moved out.
 STAGING = ".vllm"
+ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 # Beside a sample: the token that is asked for.
 ANSWER_TOKENS = 1
 
@@ -32,37 +36,33 @@ class ServerPlan:
 
     found: Found
     verdict: Verdict
-    # A server of ours is started for the longest sample.
+    # A server of ours is started for the longest sample, if the model goes so far.
     most_tokens: int | None = None
     limited_by: str = ""
 
     def facts(self, spec: ExtractSpec, layer_ids: Sequence[int], longest: int) -> dict[str, Any]:
         """The plan's `vllm`: python, version, what is beside it, the verdict's fields and the command (null where it cannot).
 
-        The command's port is 0 here: a free one is chosen when a server is started. Raises JobError for its arguments.
+        The command is that of the first server. Its port is 0 here: a free one is chosen when a server is started. Raises JobError for
+        its arguments.
         """
         found, verdict = self.found, self.verdict
         check_extra_args(spec.extra_args, verdict.flags)
         command = None
         if verdict.ok is not False:
-            command = serve_command(
-                ServeSpec(
-                    python=found.python,
-                    version=found.version,
-                    model=str(Path(spec.model).absolute()),
-                    storage=str(Path(spec.output).absolute() / STAGING),
-                    layer_ids=tuple(layer_ids),
-                    port=0,
-                    max_model_len=longest + ANSWER_TOKENS,
-                    dtype=spec.dtype,
-                    file_dtype=spec.file_dtype,
-                    tensor_parallel=spec.tensor_parallel,
-                    flags=verdict.flags,
-                    extra_args=spec.extra_args,
-                )
+            command = command_for(
+                spec,
+                python=found.python,
+                version=found.version,
+                flags=verdict.flags,
+                storage=Path(spec.output).absolute() / STAGING / "0" / STATES,
+                layer_ids=layer_ids,
+                port=0,
+                max_model_len=longest + ANSWER_TOKENS,
             )
         beside = {"torch": found.torch, "cuda": found.cuda, "transformers": found.transformers}
-        return {"python": found.python, "version": found.version, **beside, **verdict.to_json(), "command": command}
+        told = {**verdict.to_json(), "warnings": self._faults()}
+        return {"python": found.python, "version": found.version, **beside, **told, "command": command}
 
     def problem(self) -> JobError | None:
         """Why the job cannot run: this vLLM is known to be unable."""
@@ -72,7 +72,11 @@ class ServerPlan:
         """What is not known of this vLLM and the model, and its known faults, a line each."""
         verdict = self.verdict
         unknown = [f"{verdict.why}: {verdict.remedy}" if verdict.remedy else verdict.why] if verdict.ok is None else []
-        return [*unknown, *verdict.warnings]
+        return [*unknown, *self._faults()]
+
+    def _faults(self) -> list[str]:
+        """The known faults, but for what the job itself takes care of."""
+        return [warning for warning in self.verdict.warnings if warning != TOO_LONG_WAITS]
 
 
 def too_long(lengths: Sequence[int], rows: Iterable[int], most: int | None, why: str) -> JobError | None:
@@ -82,7 +86,7 @@ def too_long(lengths: Sequence[int], rows: Iterable[int], most: int | None, why:
         return None
     return JobError(
         f"row {row} has {lengths[row]} tokens, too many for the vLLM server with the one of its answer: {why}",
-        "prepare the dataset with smaller max_tokens, or give the server more memory for its KV cache",
+        f"prepare the dataset with max_tokens {most - ANSWER_TOKENS}, or raise that limit",
     )
 
 
@@ -122,4 +126,35 @@ def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan | Ot
         tensor_parallel=spec.tensor_parallel,
         dtype=spec.dtype,
     )
-    return ServerPlan(found, verdict)
+    return ServerPlan(found, verdict, *longest_of_model(config, Path(spec.model)))
+
+
+def longest_of_model(config: Mapping[str, Any], model: Path) -> tuple[int | None, str]:
+    """Tokens of the longest request that vLLM takes for a model, and why: it does not start for longer ones. None: not known.
+
+    As vLLM derives it (`_get_and_verify_max_len`, source of 0.32.0). Where positions are scaled it depends on the version.
+    """
+    if os.environ.get(ALLOW_LONG, "").strip().lower() in ("1", "true"):
+        return None, ""
+    fields = text_fields(config)
+    known = [(fields.get("max_position_embeddings"), "the model's max_position_embeddings")]
+    try:
+        tokenizer = json.loads((model / "tokenizer_config.json").read_bytes())
+        known.append((tokenizer.get("model_max_length"), "model_max_length in its tokenizer_config.json"))
+    except (OSError, ValueError, AttributeError):
+        pass  # it has none, or one that is refused where it is needed
+    scaled = any("factor" in part for part in _rope_parts(fields))
+    limits = [(value, name) for value, name in known if isinstance(value, int) and not isinstance(value, bool)]
+    if scaled or not limits:
+        return None, ""
+    most, name = min(limits)
+    return most, f"{name} is {most} ({ALLOW_LONG}=1 in the job's environment lifts that)"
+
+
+def _rope_parts(fields: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """The parameters of rotary embeddings, which may be given for each kind of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        value = fields.get(name)
+        if isinstance(value, Mapping):
+            yield value
+            yield from (part for part in value.values() if isinstance(part, Mapping))

@@ -77,9 +77,13 @@ class Server:
 
 
 def _temporary(link: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
     drop_temporary(link)
-    link.symlink_to(folder)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+    try:
+        link.symlink_to(folder)
+    except OSError:  # a disk without links
+        folder.rmdir()
+        raise
     return folder
 
 

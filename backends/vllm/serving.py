@@ -26,7 +26,7 @@ from backends.errors import JobError, WorkerError, one_line
 from backends.spec import ExtractSpec
 from backends.store import unwritable
 from backends.vllm.client import NoAnswer, Refused, Served, ServerClient
-from backends.vllm.command import HOST, ServeSpec, quiet_flags, serve_command, takes_paths
+from backends.vllm.command import HOST, STATES, command_for, takes_paths
 from backends.vllm.devices import visible
 from backends.vllm.feeding import Feeder, Lost, Sample
 from backends.vllm.filing import Filer, sweep
@@ -152,8 +152,6 @@ class ServerWorker:
             sweep(self._folder)
             with contextlib.suppress(OSError):  # another server's folder is beside it
                 self._folder.parent.rmdir()
-        if self._kindly:
-            self._answers.send("ended")
 
     def _tell_left(self, left: list[Path]) -> None:
         if left:
@@ -178,33 +176,28 @@ class ServerWorker:
         return client, self._served(client)[0]
 
     def _new_client(self, url: str, key: str) -> ServerClient:
-        self._client = ServerClient(url, key=key, limit_s=self._spec.stall_s, connections=self._spec.concurrency)
+        # All that it is asked at a time it may answer one after the other; that none comes for `stall_s` is told by `_watch`.
+        limit_s = float(self._spec.stall_s * self._spec.concurrency)
+        self._client = ServerClient(url, key=key, limit_s=limit_s, connections=self._spec.concurrency)
         return self._client
 
     def _start(self, port: int, key: str) -> None:
         vllm, spec, gpus = self._order["vllm"], self._spec, self._order["gpus"]
-        storage, start_in = self._folder / "states", self._folder / START_IN
+        storage, start_in = self._folder / STATES, self._folder / START_IN
         try:
             for folder in (storage, start_in):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(Path(spec.output), error) from None
-        command = serve_command(
-            ServeSpec(
-                python=vllm["python"],
-                version=vllm["version"],
-                model=str(Path(spec.model).absolute()),
-                storage=str(storage),
-                layer_ids=tuple(self._header["layer_ids"]),
-                port=port,
-                max_model_len=self._order["max_model_len"],
-                dtype=spec.dtype,
-                file_dtype=spec.file_dtype,
-                tensor_parallel=spec.tensor_parallel,
-                flags=(*quiet_flags(vllm["version"]), *vllm["flags"]),
-                extra_args=spec.extra_args,
-                custom_save_path=takes_paths(vllm["version"]),
-            )
+        command = command_for(
+            spec,
+            python=vllm["python"],
+            version=vllm["version"],
+            flags=vllm["flags"],
+            storage=storage,
+            layer_ids=self._header["layer_ids"],
+            port=port,
+            max_model_len=self._order["max_model_len"],
         )
         added = {"VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1")}
         if gpus:
@@ -271,6 +264,7 @@ class ServerWorker:
         self._client.close()
         if not self._server.end(grace_s=_GRACE_AT_ONCE_S):
             raise WorkerError(CANNOT_BE_KILLED.format(self._server.pid), "end them, then run it again")
+        self._server = None  # its number may be another's from now on
 
     def _stop_if_asked(self, wait_s: float) -> None:
         try:
@@ -307,7 +301,7 @@ class ServerWorker:
 
     def _feed(self, client: ServerClient, model: Served) -> Feeder:
         output, spec = Path(self._spec.output), self._spec
-        storage = self._folder / "states" if self._own else None
+        storage = self._folder / STATES if self._own else None
         filer = Filer(
             output,
             self._header,
@@ -327,6 +321,7 @@ class ServerWorker:
             concurrency=spec.concurrency,
             tell=self._answers.send,
             explain=self._explain,
+            again=self._order["again"],
         )
 
     def _ready(self, client: ServerClient, model: Served) -> None:
@@ -343,7 +338,6 @@ class ServerWorker:
             pid=self._server.pid if self._server else 0,
             most_tokens=most,
             limited_by=why,
-            version=self._order["vllm"].get("version") or client.version(),
         )
 
     def _explain(self) -> tuple[str, bool]:
@@ -353,6 +347,7 @@ class ServerWorker:
     def _watch(self) -> None:
         """Raises Lost where the server is gone or stalls, and what its threads found."""
         assert self._feeder is not None
+        self._log.survived(self._feeder.last_good if self._feeder.delivered else 0.0)
         status = self._server.status() if self._server is not None else None
         if status is not None:
             self._log.read()

@@ -23,12 +23,20 @@ def members(session: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[1-9]*"):
         try:
-            state, _, _, its, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            state, _, _, its, *_ = stat_of(int(folder.name))
         except (OSError, ValueError):  # it ended meanwhile
             continue
-        if int(its) == session and state not in "ZX":
+        if int(its) == session and state not in b"ZX":
             found.append(int(folder.name))
     return found
+
+
+def stat_of(pid: int) -> list[bytes]:
+    """The fields of a process's /proc/PID/stat after its name, which may hold anything: state, parent, group, session, ...
+
+    Raises OSError.
+    """
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def end_session(session: int, *, grace_s: float) -> bool:

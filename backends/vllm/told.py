@@ -1,4 +1,7 @@
-"""A server's command line as events and the log may keep it: whole, but for values that are secrets by their names. Loads no torch."""
+"""A server's command line as events and the log may keep it: whole, but for values that are secrets. Loads no torch.
+
+The node side has rules of its own (`dflash_tui.node.hiding`), for it is shipped without this package; both are held to the same cases.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 HIDDEN = "***"
-# A count of tokens is none: --max-num-batched-tokens, --tokenizer.
+# A count of tokens is none: --max-num-batched-tokens, --long-prefill-token-threshold, --tokenizer.
 _SECRET = re.compile(
-    r"TOKEN(?!IZE|S(?![A-Z]))|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH|[_-]PWD$|PASS$", re.IGNORECASE
+    r"TOKEN(?!IZE|S(?![A-Z])|[_-]THRESHOLD)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|AUTH|[_-]PWD$|PASS$",
+    re.IGNORECASE,
 )
 _URL = re.compile(r"(?<=://)[^/\s'\"]+@")
+_QUERY = re.compile(r"([?&;][\w.-]*(?:token|key|secret|passw|sig|credential)[\w.-]*=)[^&;\s'\"]+", re.IGNORECASE)
+_HEADER = re.compile(r"(\b(?:authorization|cookie|x-[\w-]*(?:token|key))\s*:\s*)[^\r\n'\"]+", re.IGNORECASE)
+_BEARER = re.compile(r"(\bBearer\s+)[^\s'\"]+", re.IGNORECASE)
+# Tokens of Hugging Face, GitHub, OpenAI, AWS.
+_LOOKS = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})")
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
@@ -46,7 +55,14 @@ def _value(text: str) -> str:
             return HIDDEN if _SECRET.search(text) else text
         shown = _without(data)
         return text if shown == data else json.dumps(shown)
-    return _URL.sub(HIDDEN + "@", text)
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """A text without what is a secret by its place in an address or a header, or by its looks."""
+    text = _QUERY.sub(r"\g<1>" + HIDDEN, _URL.sub(HIDDEN + "@", text))
+    text = _BEARER.sub(r"\g<1>" + HIDDEN, _HEADER.sub(r"\g<1>" + HIDDEN, text))
+    return _LOOKS.sub(HIDDEN, text)
 
 
 def _without(data: Any) -> Any:
@@ -54,4 +70,4 @@ def _without(data: Any) -> Any:
         return {name: HIDDEN if _SECRET.search(name) else _without(value) for name, value in data.items()}
     if isinstance(data, list):
         return [_without(value) for value in data]
-    return _URL.sub(HIDDEN + "@", data) if isinstance(data, str) else data
+    return _plain(data) if isinstance(data, str) else data

@@ -11,8 +11,8 @@ _WORDS = (
     r"|(?<!ASK)(?<!BY)(?<!COM)PASS$|(?<=.)(?<!^OLD)PWD$"
 )
 _NAME = re.compile(r"TOKEN(?!IZE)|" + _WORDS, re.IGNORECASE)
-# Of an option tokens are more often counted than kept secret: --max-num-batched-tokens.
-_OPTION = re.compile(r"TOKEN(?!IZE|S(?![A-Z]))|" + _WORDS, re.IGNORECASE)
+# Of an option tokens are more often counted than kept secret: --max-num-batched-tokens, --long-prefill-token-threshold.
+_OPTION = re.compile(r"TOKEN(?!IZE|S(?![A-Z])|[_-]THRESHOLD)|" + _WORDS, re.IGNORECASE)
 # A user and a password before the host of a URL; a password may hold an @.
 _URL = re.compile(r"(?<=://)[^/\s'\"]+@")
 _QUERY = re.compile(r"([?&;][\w.-]*(?:token|key|secret|passw|sig|credential)[\w.-]*=)[^&;\s'\"]+", re.IGNORECASE)

@@ -214,6 +214,24 @@ def test_a_bad_parity_comes_first_and_says_why() -> None:
     assert "both wrote the same" not in told["sentence"]
 
 
+def test_a_server_that_was_started_anew_is_no_part_of_a_speed_without_a_word() -> None:
+    spans = {HF: found(even()), VLLM: found(even(every=1.0))}
+    sides = {HF: side(spans[HF]), VLLM: {**side(spans[VLLM]), "restarts": 2}}
+    sentence = verdict(Subject("Qwen3-8B", [], 9), spans, sides, SAME)["sentence"]
+    assert "; vllm was started anew 2 times, which its rate includes; both wrote the same" in sentence
+
+
+@pytest.mark.parametrize(("error", "words"), [(0.0949, "9 %"), (0.096, "10 %"), (0.1, "10 %"), (0.12, "12 %")])
+def test_a_share_is_said_without_an_exponent(error: float, words: str) -> None:
+    parity = {**SAME, "layers": {"2": {"relative_error": error, "relative_error_by_token": 0.0}}}
+    assert said(found(even()), found(even()), parity)["sentence"].endswith(f"(worst layer {words})")
+
+
+def test_a_rate_is_said_without_an_exponent() -> None:
+    span = found(even(100, every=0.5 / 499.85))
+    assert "1,000 against 1,000 samples/s" in said(span, span)["sentence"]
+
+
 @pytest.mark.parametrize(
     ("gpus", "each", "words"),
     [

@@ -17,7 +17,7 @@ from backends.hub import wanted_by
 from backends.hubname import uses_hub
 from backends.plan import plan
 from backends.plan.compare import plan_compare
-from backends.spec import CompareSpec
+from backends.spec import CompareSpec, SpecError
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,11 @@ def test_a_plan_has_the_facts_of_both_sides_and_the_bytes_of_both(fields: dict[s
     assert answer["vllm"]["version"] == "0.26.0"
     assert answer["vllm"]["command"]
     assert not Path(fields["output"]).exists()
+
+
+def test_a_wrong_field_is_named_as_the_comparisons_own(fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"^compare: pack_tokens must be a whole number of at least 1, not 0$"):
+        CompareSpec.from_json({**fields, "pack_tokens": 0})
 
 
 def test_a_dataset_with_fewer_samples_is_compared_as_a_whole_and_said_so(fields: dict[str, Any]) -> None:

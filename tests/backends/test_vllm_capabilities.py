@@ -17,7 +17,7 @@ import backends.plan.questions as questions
 from backends.__main__ import read_spec
 from backends.plan import plan
 from backends.questions import CapabilitiesSpec, VllmOptionsSpec
-from backends.spec import SpecError
+from backends.spec import ExtractSpec, SpecError
 from backends.vllm.options import parse
 
 MAIN = Path(questions.__file__).parents[1] / "__main__.py"
@@ -107,11 +107,26 @@ def test_hf_says_how_it_computes_the_model_and_how_far_off_it_may_be(
     assert set(exact["versions"]) == {"python", "torch", "transformers", "flash-linear-attention"}
 
 
-def test_a_family_that_hf_does_not_know_is_still_answered_for_vllm(node: Path, tmp_path: Path) -> None:
-    answer = asked(config(tmp_path / "other", **{**DENSE, "model_type": "mamba9"}))
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "mamba9"}, "'mamba9'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized (fp8)"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_what_every_launch_refuses_is_no_for_vllm_too_with_the_same_reason(
+    node: Path, tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    model = config(tmp_path / "other", **{**DENSE, **fields})
+    answer = asked(model)
     assert answer["ok"]
-    assert answer["hf"]["ok"] is False and "'mamba9'" in answer["hf"]["why"] and "qwen3" in answer["hf"]["remedy"]
-    assert {one["ok"] for one in answer["vllm"]} == {None}
+    assert answer["hf"]["ok"] is False and named in answer["hf"]["why"] and answer["hf"]["remedy"]
+    assert {one["ok"] for one in answer["vllm"]} == {False}
+    assert {one["why"] for one in answer["vllm"]} == {f"extract refuses it: {answer['hf']['why']}"}
+    of_vllm = {"backend": "vllm", "device": "cpu", "vllm_python": python_of(node, "0.26.0")}
+    extraction = plan(ExtractSpec(model, "/no/dataset", str(tmp_path / "out"), **of_vllm))
+    assert (extraction["ok"], extraction["error"]) == (False, answer["hf"]["why"])
 
 
 def test_a_vllm_that_is_named_is_judged_once_and_beside_those_of_setup(node: Path, tmp_path: Path) -> None:

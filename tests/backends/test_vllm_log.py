@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,19 @@ def test_many_threads_read_each_line_once(tmp_path: Path) -> None:
             reader.join()
         log.read()
     assert taken == written
+
+
+def test_an_error_that_a_server_survived_is_not_what_it_died_of(tmp_path: Path) -> None:
+    read = Read(tmp_path, b"ValueError: of one request\n")
+    now = time.monotonic()
+    read.log.survived(now + 5)
+    assert read.log.said() == "ValueError: of one request", "samples that were under way still come after an error"
+    read.log.survived(now + 3600)
+    assert read.log.said() == ""
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"MemoryError: of the engine\nRuntimeError: later\n")
+    read.log.read()
+    assert read.log.said() == "MemoryError: of the engine"
 
 
 def test_a_log_that_is_no_file_tells_nothing_and_harms_nothing() -> None:

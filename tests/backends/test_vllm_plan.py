@@ -15,6 +15,7 @@ from backends.errors import JobError
 from backends.plan import plan
 from backends.spec import ExtractSpec, SpecError
 from backends.vllm.found import environments, find_vllm, look
+from backends.vllm.planning import longest_of_model
 
 NO_CACHE = "--no-enable-prefix-caching"
 
@@ -65,11 +66,16 @@ def test_a_python_without_vllm_or_none_at_all_is_told_with_what_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    odd = tmp_path / "odd"
+    odd.write_text("#!/bin/sh\nprintf '\\377 is no text\\n' >&2\nexit 1\n")
+    odd.chmod(0o755)
     assert look(sys.executable) is None
     for python, told in (
         ("", "no vLLM is on this node"),
         (sys.executable, "has no vllm"),
         ("/nowhere/python", r"/nowhere/python \(--vllm-python\) is not on this node"),
+        ("~no-such-user/bin/python", r"~no-such-user/bin/python \(--vllm-python\) is not on this node"),
+        (str(odd), "does not run: \ufffd is no text"),
         (shutil.which("true") or "true", "does not run"),
     ):
         with pytest.raises(JobError, match=told) as refusal:
@@ -90,9 +96,9 @@ def test_the_plan_carries_the_verdict_and_the_command(home: Path, fields: dict[s
     assert vllm["flags"] == [NO_CACHE]
     command = vllm["command"]
     assert command[:5] == [python_of(home, "0.26.0"), "-m", "vllm.entrypoints.cli.main", "serve", fields["model"]]
-    assert command[-2:] == [NO_CACHE, "--enforce-eager"]
+    assert command[-3:] == ["--disable-uvicorn-access-log", NO_CACHE, "--enforce-eager"]
     extra = json.loads(command[command.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
-    assert extra == {"shared_storage_path": fields["output"] + "/.vllm"}
+    assert extra == {"shared_storage_path": fields["output"] + "/.vllm/0/states", "allow_custom_save_path": True}
     assert '"eagle_aux_hidden_state_layer_ids":[2,4,8]' in command[command.index("--speculative-config") + 1]
     from backends.dataset import PreparedDataset
 
@@ -100,7 +106,52 @@ def test_the_plan_carries_the_verdict_and_the_command(home: Path, fields: dict[s
     assert command[command.index("--max-model-len") + 1] == str(longest + 1)
     assert answer["samples"] > 0
     assert answer["memory_bytes_per_worker"] is None
-    assert any("waits for ever" in line for line in answer["warnings"])
+    # Of what the job itself takes care of nobody is warned.
+    assert not any("waits for ever" in line for line in answer["warnings"])
+
+
+def test_a_sample_that_fills_the_models_positions_is_refused_before_a_server_dies_of_it(
+    home: Path, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.dataset import PreparedDataset
+
+    longest = max(PreparedDataset(fields["dataset"]).lengths())
+    model = Path(shutil.copytree(fields["model"], tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+
+    def answer(**changed: Any) -> dict[str, Any]:
+        (model / "config.json").write_text(json.dumps({**config, **changed}))
+        return planned(fields, model=str(model))
+
+    assert answer(max_position_embeddings=longest + 1)["ok"]
+    full = answer(max_position_embeddings=longest)
+    assert not full["ok"]
+    assert f"has {longest} tokens, too many for the vLLM server with the one of its answer" in full["error"]
+    assert f"max_position_embeddings is {longest}" in full["error"]
+    assert f"max_tokens {longest - 1}" in full["remedy"]
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert answer(max_position_embeddings=longest)["ok"]
+    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+    (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
+    assert "model_max_length in its tokenizer_config.json" in answer(max_position_embeddings=longest + 1)["error"]
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"max_position_embeddings": 100}, 100),
+        ({"text_config": {"max_position_embeddings": 100}}, 100),
+        ({"max_position_embeddings": 100, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 100),
+        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 100, "rope_parameters": {"full_attention": {"factor": 8.0}}}, None),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_how_long_a_sample_vllm_takes_is_known_where_no_positions_are_scaled(
+    config: dict[str, Any], most: int | None, tmp_path: Path
+) -> None:
+    assert longest_of_model(config, tmp_path)[0] == most
 
 
 def test_a_hybrid_is_refused_by_the_old_version_with_its_reason_and_no_command(

@@ -16,6 +16,9 @@ from dflash_tui.node import hiding
         ("--api-key", "SECRET-1", "SECRET-2", "--seed", "3"),
         ("--hf-token=SECRET-1", "--otlp-traces-endpoint", "http://u:SECRET-1@SECRET-2@h/"),
         ("--hf-overrides", "{'password': 'SECRET-1'}"),
+        ("--otlp-traces-endpoint=https://c/v1?api_key=SECRET-1&x=2",),
+        ("--x-header", "Authorization: Bearer SECRET-1"),
+        ("--download-dir", "/data/hf_SECRET1" + "A" * 20),
     ],
 )
 def test_a_servers_command_is_told_without_its_secrets(words: tuple[str, ...]) -> None:
@@ -27,5 +30,6 @@ def test_a_servers_command_is_told_without_its_secrets(words: tuple[str, ...]) -
 
 def test_a_command_without_secrets_is_told_to_the_letter() -> None:
     command = ["/vllm/bin/python", "-m", "vllm", "serve", "/m", "--max-num-batched-tokens", "8192", "--tokenizer=t"]
+    command += ["--long-prefill-token-threshold", "4096", "--hf-config-path=https://c/v1?page=2"]
     command += ["--kv-transfer-config", '{"kv_connector":"X",  "kv_role": "kv_producer"}', "--seed", "3"]
-    assert without_secrets(command) == command
+    assert without_secrets(command) == command == hiding.arguments(command)

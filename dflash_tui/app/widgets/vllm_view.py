@@ -92,7 +92,8 @@ def _port(command: Sequence[Any]) -> str:
 def command_lines(command: Sequence[str], width: int) -> list[str]:
     """A command over as many lines as it needs, which a shell takes as they stand.
 
-    An option and its value stay together where they fit; JSON goes on after a comma, where a line's end means nothing.
+    An option and its value stay together where they fit; JSON goes on after a comma or a brace, where a line's end means
+    nothing. What is no JSON and longer than a line stays on one.
     """
     groups: list[list[str]] = []
     for word in command:
@@ -114,8 +115,12 @@ def command_lines(command: Sequence[str], width: int) -> list[str]:
 
 
 def _after_commas(text: str, room: int) -> list[str]:
+    # JSON's strings are passed over whole: a comma in one of them is no place to go on.
+    pieces = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",{])*[,{]|(?:"(?:[^"\\]|\\.)*"|[^",{])+', text)
+    if not re.fullmatch(r"(?:\S+ )?'\{[^']*\}'", text) or "".join(pieces) != text:
+        return [text]
     lines = [""]
-    for piece in re.findall(r"[^,]*,|[^,]+$", text):
+    for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece) > room:
             lines.append("")
         lines[-1] += piece

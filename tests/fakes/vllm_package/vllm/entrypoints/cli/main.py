@@ -56,6 +56,7 @@ class Fakery:
     def __init__(self, options):
         self.options = options
         self.lock = threading.Lock()
+        self.turn = threading.Lock()
         self.layers = json.loads(options.speculative_config)["draft_model_config"]["hf_config"][
             "eagle_aux_hidden_state_layer_ids"
         ]
@@ -188,6 +189,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             fake.requests += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
             (FOLDER / f"most-{fake.start}").write_text(str(fake.most_at_once))
+            (FOLDER / f"requests-{fake.start}").write_text(str(fake.requests))
         try:
             return self.complete(fake, order, order["prompt"])
         finally:
@@ -203,6 +205,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(ending["status"])
         if fake.fault("stalls", ids):
             time.sleep(3600)
+        queued = fake.fault("one at a time", ids)
+        if queued:
+            with fake.turn:
+                time.sleep(queued["seconds"])
         slow = fake.fault("slow", ids)
         if slow:
             time.sleep(slow["seconds"])

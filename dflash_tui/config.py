@@ -73,7 +73,7 @@ class Settings:
 def config_file() -> Path:
     """Where `config.toml` is looked for: `DFLASH_TUI_CONFIG`, else the user's configuration folder."""
     named = os.environ.get(CONFIG_VARIABLE)
-    return Path(named).expanduser() if named else Path(platformdirs.user_config_dir(APP)) / "config.toml"
+    return Path(os.path.expanduser(named)) if named else Path(platformdirs.user_config_dir(APP)) / "config.toml"
 
 
 def state_dir() -> Path:
@@ -129,7 +129,7 @@ def _flag(value: Any) -> bool:
 
 
 def _path(value: Any) -> Path:
-    return Path(_text(value)).expanduser()
+    return Path(os.path.expanduser(_text(value)))
 
 
 def _seconds(value: Any) -> float:

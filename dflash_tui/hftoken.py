@@ -69,8 +69,8 @@ def _own() -> str:
         if text := os.environ.get(name, "").strip():
             return _checked(text, name)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    home = Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser()
-    file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    home = Path(os.path.expanduser(os.environ.get("HF_HOME") or Path(cache) / "huggingface"))
+    file = Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or home / "token"))
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ def _own() -> str:
 
 def _of_file(file: Path) -> str:
     try:
-        text = file.expanduser().read_text(encoding="utf-8").strip()
+        text = Path(os.path.expanduser(file)).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"the token file {file} cannot be read: {why}; name another with --hf-token-file") from None

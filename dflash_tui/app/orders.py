@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ def _path(verb: str, name: str, text: str, host: str) -> str:
     if text.startswith("/"):
         return text
     if host == LOCAL:
-        return str(Path(text).expanduser().absolute())
+        return str(Path(os.path.expanduser(text)).absolute())
     raise SpecError(f"{verb}: {name} must be an absolute path on {host}, not {text!r}; begin it with /")
 
 

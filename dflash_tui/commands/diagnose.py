@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def _local(text: str) -> Diagnosis:
     from dflash_tui.node.diagnose import find  # its tables are no other command's business
 
     try:
-        return wire.diagnosis(find.diagnose(str(Path(text).expanduser())))
+        return wire.diagnosis(find.diagnose(os.path.expanduser(text)))
     except OSError as error:
         raise CommandError(
             Exit.BAD_INPUT, f"{text} cannot be read: {error.strerror or error}", "give a log, or the id of a job"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,7 +192,7 @@ def path_on(host: str, text: str) -> str:
     if text.startswith(SCHEME):
         raise CommandError(Exit.BAD_INPUT, f"{text!r} is a name on the hub, and this must be a folder", "write a path")
     if host == LOCAL:
-        return str(Path(text).expanduser().absolute())
+        return str(Path(os.path.expanduser(text)).absolute())
     if not PurePosixPath(text).is_absolute():
         raise CommandError(Exit.BAD_INPUT, f"{text!r} is no whole path", f"write where it is on {host}, from / on")
     return text

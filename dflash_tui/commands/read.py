@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace, settings: Settings) -> Exit:
 
 def _read(args: argparse.Namespace, node: Node, text: str, job: str | None) -> Exit:
     path, line = place_of(text)
-    if node.host == LOCAL and line is not None and Path(text).expanduser().is_file():
+    if node.host == LOCAL and line is not None and Path(os.path.expanduser(text)).is_file():
         path, line = text, None  # a file whose very name ends like that
     if job is None and not path.startswith(("~", "<")):
         path = path_on(node.host, path)
@@ -199,13 +200,16 @@ def _copy(node: Node, path: str, job: str | None) -> Exit:
 
 
 def _pieces(node: Node, found: SourceText) -> Iterator[bytes]:
+    """Up to the size that the file had at first. Raises CommandError where it became shorter, or another."""
     yield found.data
     offset, gap = found.end, found.gap_bytes
     while offset < found.size:
         position, data = node.answer(node.link.read(path=found.path, offset=offset, length=_CHUNK))
+        if (position.dev, position.ino) != (found.dev, found.ino) or not (data or position.gap):
+            raise CommandError(
+                Exit.FAILED, f"{found.path} was replaced or cut short while it was read", "read it again", node.host
+            )
         gap += position.gap
-        if not data:
-            break
         yield data
         offset = position.offset + len(data)
     if gap:

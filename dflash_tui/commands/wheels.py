@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ def fill(folder: Path, spec: SetupSpec, node_python: str, *, cpu: bool, as_json:
         oldest = "{}.{}".format(*pins.OLDEST_PYTHON)
         raise CommandError(Exit.BAD_INPUT, f"--node-python {version!r} cannot be", f"give {oldest} or newer, as 3.12")
     python, flags = _python_for(version)
-    folder = folder.expanduser().absolute()
+    folder = Path(os.path.expanduser(folder)).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

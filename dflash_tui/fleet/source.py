@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # A frame of a traceback, as Python prints it, on whatever line of a log.
 FRAME = r'\bFile "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9})'
-_FRAME = re.compile(FRAME)
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]{1,9})", re.DOTALL)
 _TAB = 8
 # What would steer a terminal, turn the direction of text round or cannot be seen.
@@ -30,7 +28,7 @@ class Place(NamedTuple):
 class SourceText:
     """Bytes of a text file around a line of it. first_line: the number of the line that begins at `offset`.
 
-    gap_bytes: in a hole of the file, and not in `data`. `data` is what the node wrote: never markup.
+    gap_bytes: in a hole of the file, and not in `data`. `data` is what the node wrote: never markup. dev, ino: which file it is.
     """
 
     path: str
@@ -40,6 +38,8 @@ class SourceText:
     size: int
     data: bytes = field(repr=False)
     gap_bytes: int = 0
+    dev: int = 0
+    ino: int = 0
 
     @property
     def end(self) -> int:
@@ -57,12 +57,6 @@ def place_of(text: str) -> Place:
     if found is None or int(found["line"]) == 0:
         return Place(text)
     return Place(found["file"], int(found["line"]))
-
-
-def frames(text: str) -> Iterator[Place]:
-    """The frames of tracebacks in a line of a log."""
-    for found in _FRAME.finditer(text):
-        yield Place(found["file"], int(found["line"]))
 
 
 def lines_of(data: bytes) -> list[str]:

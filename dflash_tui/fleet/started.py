@@ -129,7 +129,7 @@ def _text(job: str, host: str, started: StartedWith, when: str) -> Iterator[str]
         yield ""
         yield "# versions"
         for name, version in started.versions.items():
-            yield f"#   {name} {'not installed' if version is None else quoted(version)}"
+            yield f"#   {_comment(name)} {'not installed' if version is None else quoted(version)}"
         if started.driver is not None:
             yield f"#   NVIDIA driver {quoted(started.driver)}"
         if started.system:

@@ -117,6 +117,8 @@ class _Pieces:
                 size=self._where.size,
                 data=data,
                 gap_bytes=self._gap,
+                dev=self._where.dev,
+                ino=self._where.ino,
             )
         )
 

@@ -140,7 +140,7 @@ def expand(text: str, tokens: dict[str, str]) -> str:
 
 def _path(text: str, tokens: dict[str, str]) -> Path:
     filled = re.sub(r"\$\{(\w+)\}", lambda name: os.environ.get(name.group(1), ""), expand(text, tokens))
-    return Path(filled.strip('"')).expanduser()
+    return Path(os.path.expanduser(filled.strip('"')))
 
 
 def jump_command(settings: SshSettings, options: LinkOptions) -> list[str]:

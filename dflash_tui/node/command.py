@@ -4,10 +4,11 @@ The servers that the job started stand in its events; so do the versions that it
 """
 
 import json
+import math
 import os
 import re
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from dflash_tui.node import hiding, paths, protocol
 from dflash_tui.node.protocol import Refused
@@ -62,8 +63,10 @@ def started_with(folder: str) -> Dict[str, Any]:
     """
     servers: Dict[str, Dict[str, Any]] = {}
     versions: Dict[str, Any] = {}
-    for path in _event_files(folder):
+    for path, begin, end in _event_files(folder):
         for event in _events(path):
+            if not begin <= _number(event.get("t"), 0.0) <= end:
+                continue
             _take_versions(event, versions)
             if isinstance(event.get("command"), list):
                 servers["%s %s" % (path, event.get("worker"))] = _server(event)
@@ -81,15 +84,24 @@ def started_with(folder: str) -> Dict[str, Any]:
     return answer
 
 
-def _event_files(folder: str) -> List[str]:
-    """The job's own, and of a comparison those of its two sides."""
-    files = [os.path.join(folder, "events.jsonl")]
+def _event_files(folder: str) -> List[Tuple[str, float, float]]:
+    """(path, from, to): the job's own, and of a comparison those of its two sides, of its own time alone.
+
+    A later comparison in the same folder writes its sides' events in the place of these.
+    """
+    files = [(os.path.join(folder, "events.jsonl"), -math.inf, math.inf)]
     state = paths.read_json(os.path.join(folder, "state.json")) or {}
     if state.get("verb") == "compare":
         output = (paths.read_json(os.path.join(folder, "spec.json")) or {}).get("output")
+        begin, end = (state.get(name) for name in ("created", "ended"))
         if isinstance(output, str) and os.path.isabs(output):
-            files += [os.path.join(output, side + ".events.jsonl") for side in _SIDES]
+            span = (_number(begin, -math.inf), _number(end, math.inf))
+            files += [(os.path.join(output, side + ".events.jsonl"), *span) for side in _SIDES]
     return files
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else otherwise
 
 
 def _events(path: str) -> Iterable[Dict[str, Any]]:

@@ -219,3 +219,43 @@ def test_odd_answers_are_told_or_become_nothing() -> None:
     link = NodeLink(parse_target("local"), lambda fact: None, LinkOptions())
     with pytest.raises(LinkError, match="not connected"):
         link.source(path="/a").result(5)
+
+
+def test_all_of_a_file_is_printed_past_holes_longer_than_what_one_answer_holds(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"first\n" * 20_000)
+        file.seek(1 << 20)
+        file.write(b"second\n" * 20_000)
+    if path.stat().st_blocks * 512 > path.stat().st_size - (512 << 10):
+        pytest.fail("this file system makes no holes")
+    assert cli.main(["read", str(path), "--all"]) == Exit.OK
+    out, err = capfdbinary.readouterr()
+    assert out.startswith(b"first\n" * 20_000) and out.endswith(b"second\n" * 20_000)
+    assert b"of the file are a hole, and left out" in err
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_told_and_not_taken_for_whole(
+    code: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code.write_text(CODE * 200)
+    read = NodeLink.read
+
+    def cut(link: NodeLink, **asked: Any) -> Any:
+        code.write_text("")
+        return read(link, **asked)
+
+    monkeypatch.setattr(NodeLink, "read", cut)
+    assert cli.main(["read", str(code), "--all"]) == Exit.FAILED
+    assert "was replaced or cut short while it was read: read it again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["read", "~no-such-user/x.py:3"], ["diagnose", "~no-such-user/a.log"]])
+def test_a_home_that_nobody_has_is_a_file_that_is_not_there(
+    words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) in (Exit.NOT_FOUND, Exit.BAD_INPUT)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "~no-such-user/" in line

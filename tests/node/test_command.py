@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,34 @@ def test_the_servers_of_a_job_and_the_versions_are_told_by_its_events(agent: Cli
     assert (first["command"], first["pid"], first["cwd"]) == (server(3), 9, "/tmp/empty")
     assert second["command"] == [*server(2), "--hf-token", "***", "--api-key=***"]
     assert told["versions"] == {"python": "3.12.3", "torch": "2.11.0", "vllm": "0.26.0"}
+
+
+def test_a_later_comparison_in_the_same_folder_tells_nothing_of_an_earlier_one(
+    agent: Client, state: Path, tmp_path: Path
+) -> None:
+    agent.launch("j-1", {"do": DONE, "output": str(tmp_path)})
+    record = agent.wait("j-1", "done")
+    # What a comparison's record is: the runner of these tests has no verb of that name.
+    path = state / "jobs" / "j-1" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verb": "compare"}))
+
+    def told(time: float) -> dict[str, Any]:
+        event = {
+            "t": time,
+            "event": "worker",
+            "worker": 0,
+            "command": ["vllm", "serve"],
+            "versions": {"vllm": "0.26.0"},
+        }
+        (tmp_path / "vllm.events.jsonl").write_text(json.dumps(event) + "\n")
+        return agent.ask("command", job="j-1")
+
+    own = told((record["created"] + record["ended"]) / 2)
+    assert [server["command"] for server in own["servers"]] == [["vllm", "serve"]] and own["versions"] == {
+        "vllm": "0.26.0"
+    }
+    later = told(record["ended"] + 60)
+    assert (later["servers"], later["versions"]) == ([], {})
 
 
 def test_a_job_from_before_commands_were_written_has_none(agent: Client, state: Path) -> None:

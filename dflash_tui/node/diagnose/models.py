@@ -37,9 +37,9 @@ ROWS = (
     ),
     Rule(
         "missing-model",
-        r"(?P<model>\S+) is not a local folder and is not a valid model identifier|RepositoryNotFoundError|Repository Not Found for url"
+        r"(?<!\S)(?P<model>\S+) is not a local folder and is not a valid model identifier|RepositoryNotFoundError|Repository Not Found for url"
         r"|Invalid repository ID or local directory specified|HFValidationError"
-        r"|(?P<folder>\S+) does not appear to have a file named (?P<file>[\w.-]+)|Can't load (?:the )?(?:configuration|model) (?:of|for) '(?P<name>[^']*)'"
+        r"|(?<!\S)(?P<folder>\S+) does not appear to have a file named (?P<file>[\w.-]+)|Can't load (?:the )?(?:configuration|model) (?:of|for) '(?P<name>[^']*)'"
         r"|Cannot find any model weights with [`'](?P<weights>[^`']*)",
         "there is no such model: {model}{folder}{name}{weights} {file}",
         "check the name or the folder (config.json and *.safetensors must be in it); for a private one give a token",

@@ -29,6 +29,7 @@ from dflash_tui.app.screens.job_screen import JobScreen
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
+from dflash_tui.app.screens.text import TextScreen
 from dflash_tui.app.terminal import LEAVE_WITHIN_S, TerminalWatch, leave_within
 from dflash_tui.app.themes import DEFAULT_THEME, load_themes
 from dflash_tui.config import Settings
@@ -130,14 +131,17 @@ class ConsoleApp(App[None]):
             await self.push_screen(LaunchScreen(mode, verb))
 
     def open_log(self, host: str, job: str) -> None:
-        """Shows the log of a job."""
-        self._open_log(host, job)
+        """Shows the log of a job; Escape there comes back to the screen that shows now."""
+        self._open_log(host, job, self.current_mode)
 
     @work
-    async def _open_log(self, host: str, job: str) -> None:
+    async def _open_log(self, host: str, job: str, back: str) -> None:
         await self.action_mode("logs")
+        while isinstance(self.screen, TextScreen):  # a source that was left open over another log
+            await self.pop_screen()
         if self._logs is not None:
             self._logs.open_job(host, job)
+            self._logs.opened_from = back
 
     def job_started(self, host: str, job: Job) -> None:
         """A job was started: the screen that shows it goes to it."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from dflash_tui.app.bridge import NodeLinkLike
 from dflash_tui.link import LinkError
+from dflash_tui.link.facts import launch_of
 from dflash_tui.node.protocol import Launch
 
 _MOST_BYTES = 65536
@@ -16,12 +16,7 @@ async def read_launch(link: NodeLinkLike, job: str) -> Launch:
     """The `launch.json` of a job. Raises LinkError."""
     _, data = await asyncio.wrap_future(link.read(job=job, file="launch", offset=0, length=_MOST_BYTES))
     try:
-        fields = json.loads(data)
-        known = {name: fields[name] for name in Launch._fields if name in fields}
-        launch = Launch(**known)
-        if not isinstance(launch.spec, dict):
-            raise TypeError("the spec is no object")
-    except (ValueError, TypeError) as error:
+        return launch_of(data)
+    except ValueError as error:
         message = f"the launch.json of job {job} cannot be read: {error}"
         raise LinkError("io-error", message, "launch it anew from the form") from None
-    return launch._replace(gpus=tuple(launch.gpus))

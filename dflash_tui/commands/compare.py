@@ -22,7 +22,7 @@ from dflash_tui.commands.submit import (
     add_gpu_arguments,
     add_wait_arguments,
     finish,
-    launch_of,
+    launch_of_job,
     refuse_read_only,
     submit,
 )
@@ -130,7 +130,7 @@ def _list(args: argparse.Namespace, settings: Settings) -> Exit:
             try:
                 documents += [_entry(node, job) for job in reversed(_jobs(node)) if job.verb == VERB]
             except CommandError as error:
-                code = Exit.UNREACHABLE
+                code = max(code, error.code)
                 complain(str(error))
                 documents.append({"host": node.host, "error": error.message, "remedy": error.remedy})
     if args.json:
@@ -174,9 +174,13 @@ def _jobs(node: Node) -> tuple[Job, ...]:
 
 
 def _model(node: Node, job: Job) -> str:
-    """The model that a comparison without a result was started with."""
-    _, data = node.answer(node.link.read(job=job.id, file="launch", length=1 << 16))
-    return str(launch_of(data, job.id).spec.get("model") or "")
+    """The model that a comparison without a result was started with; "" where its folder does not tell."""
+    try:
+        return str(launch_of_job(node, job.id).spec.get("model") or "")
+    except CommandError as error:
+        if error.code not in (Exit.FAILED, Exit.NOT_FOUND):
+            raise
+        return ""
 
 
 def _entry(node: Node, job: Job) -> dict[str, Any]:

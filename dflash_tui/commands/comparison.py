@@ -8,7 +8,7 @@ from typing import Any
 from backends.spec import BACKENDS
 from dflash_tui.commands.output import clean, complain, console, duration, note, table
 from dflash_tui.commands.parity import layers_table
-from dflash_tui.fleet.comparison import figure, mapping, number, pair
+from dflash_tui.fleet.comparison import figure, left_off, mapping, number, pair
 
 
 def show_result(result: Mapping[str, Any]) -> None:
@@ -25,6 +25,8 @@ def show_result(result: Mapping[str, Any]) -> None:
     layers = mapping(parity.get("layers"))
     if layers:
         screen.print(layers_table(layers))
+        if more := left_off(result, layers):
+            screen.print(more)
     screen.print(clean(str(mapping(result.get("verdict")).get("sentence") or "")))
     for text in dict.fromkeys(str(side.get("energy_note") or "") for side in sides.values()):
         if text:

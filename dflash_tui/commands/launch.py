@@ -13,7 +13,7 @@ from dflash_tui.commands.submit import (
     PLAN_TIMEOUT_S,
     add_wait_arguments,
     finish,
-    launch_of,
+    launch_of_job,
     refuse_read_only,
     start,
     submit,
@@ -58,8 +58,7 @@ def run_restart(args: argparse.Namespace, settings: Settings) -> Exit:
                 f"`dflash-tui stop {job.id}` ends them first",
                 node.host,
             )
-        _, data = node.answer(node.link.read(job=job.id, file="launch", length=1 << 16))
-        launch = launch_of(data, job.id)
+        launch = launch_of_job(node, job.id)
         plan = node.answer(
             node.link.plan(
                 launch.verb,

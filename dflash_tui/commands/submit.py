@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dflash_tui.commands.output import clean, complain, note, print_json
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import Job
 from dflash_tui.link import new_job_id
+from dflash_tui.link.facts import launch_of
 from dflash_tui.node.protocol import Launch
 from dflash_tui.node.setup.spec import SetupSpec
 
@@ -162,14 +162,15 @@ def wait_or_detach(node: Node, job: Job, args: argparse.Namespace, stream: IO[st
         raise CommandError(Exit.CTRL_C, f"no longer waiting; job {job.id} goes on", remedy, node.host) from None
 
 
-def launch_of(data: bytes, job: str) -> Launch:
+def launch_of_job(node: Node, job: str) -> Launch:
     """What a job was started with, from its launch.json. Raises CommandError."""
+    _, data = node.answer(node.link.read(job=job, file="launch", length=1 << 16))
     try:
-        kept: dict[str, Any] = json.loads(data)
-        values = {name: kept[name] for name in Launch._fields if name in kept}
-        values["gpus"] = tuple(values.get("gpus") or ())
-        return Launch(**values)
-    except (ValueError, TypeError, AttributeError):
+        return launch_of(data)
+    except ValueError as error:
         raise CommandError(
-            Exit.FAILED, f"launch.json of job {job} cannot be read", "launch it anew with `dflash-tui launch`"
+            Exit.FAILED,
+            f"launch.json of job {job} cannot be read: {error}",
+            "launch it anew with `dflash-tui launch`",
+            node.host,
         ) from None

@@ -24,6 +24,13 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def left_off(result: Any, layers: Mapping[str, Any]) -> str:
+    """Says that the node told of the worst layers alone; "" where it told of all."""
+    ids = mapping(result).get("layer_ids")
+    count = len(ids) - len(layers) if isinstance(ids, list) else 0
+    return f"and {count} better layer{'s' if count > 1 else ''}: parity.json has them" if count > 0 else ""
+
+
 def figure(value: float | None, missing: str = NOT_AVAILABLE) -> str:
     """A measured value with three digits, or all of them before the point: "0.0123", "8.70", "1,234"."""
     if value is None:

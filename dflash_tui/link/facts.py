@@ -6,6 +6,7 @@ wrote loses its control characters, so that no escape sequence of it reaches a t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from dflash_tui.link.wire import clean_tree as clean_tree
 from dflash_tui.link.wire import items, mapping
 from dflash_tui.link.wire import number as number
 from dflash_tui.link.wire import whole as whole
+from dflash_tui.node.protocol import Launch
 
 
 def greeted(host: str, hello: Mapping[str, Any], now: float) -> AgentGreeted:
@@ -220,3 +222,16 @@ def _progress(value: object) -> Progress | None:
         phase=clean(value.get("phase")),
         unit="bytes" if value.get("unit") == "bytes" else "samples",
     )
+
+
+def launch_of(data: bytes) -> Launch:
+    """What a job was started with, from its `launch.json`; fields of another version are passed over. Raises ValueError."""
+    kept = json.loads(data)
+    try:
+        launch = Launch(**{name: kept[name] for name in Launch._fields if name in kept})
+        launch = launch._replace(gpus=tuple(map(str, launch.gpus)))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(launch.spec, dict):
+        raise ValueError("the spec is no object")
+    return launch

@@ -13,8 +13,9 @@ from dflash_tui.app.screens.confirm import ConfirmScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.app.screens.logs import LogsScreen
 from dflash_tui.fleet.facts import Cause, Diagnosis, Job, JobsArrived, JobState, LinkChanged, LinkState, Side, Source
+from dflash_tui.link import LinkError
 
-from .comparisons import BAD, DONE, FAILED, RESULT, SAMPLES, beside, comparison
+from .comparisons import BAD, DONE, FAILED, HF, RESULT, SAMPLES, STARTING, beside, comparison, side
 from .scripted import (
     NOW,
     PLANNED,
@@ -203,7 +204,7 @@ async def test_an_empty_screen_says_what_a_comparison_is_and_how_one_is_started(
         await until_shown(pilot, "no comparison yet: n starts one", "layer by layer", "1/1 nodes live")
 
 
-async def test_c_and_4_open_the_screen_and_enter_and_l_open_the_log() -> None:
+async def test_c_and_4_open_the_screen_enter_and_l_open_the_log_and_escape_comes_back() -> None:
     app = console(node(DONE))
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "1/1 nodes live")
@@ -213,6 +214,8 @@ async def test_c_and_4_open_the_screen_and_enter_and_l_open_the_log() -> None:
             await pilot.press(log)
             await until(pilot, lambda: isinstance(app.screen, LogsScreen))
             await until_shown(pilot, "[3 Logs]")
+            await pilot.press("escape")
+            await until_shown(pilot, "[4 Compare]", "parity good")
 
 
 async def test_n_opens_the_form_for_a_comparison_and_what_it_starts_is_shown_here() -> None:
@@ -311,3 +314,54 @@ async def test_only_what_changed_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) 
         link.emit(JobsArrived("gpu-1", (beside(30.0),)))
         await until(pilot, lambda: any(drawn))
         assert {row.job for rows in drawn for row in rows} == {RUNNING.id}
+
+
+async def test_the_figures_have_the_keyboard_again_once_a_filter_was_typed() -> None:
+    app = on_compare(node(DONE))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "parity good")
+        await pilot.press("d", "slash")
+        await type_text(pilot, "8b")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.focused is app.screen.query_one("#compare-detail"), "the figures to have it")
+        await pilot.press("d")
+        await until(pilot, lambda: app.focused is app.screen.query_one("#comparisons"), "the list to have it")
+
+
+async def test_a_model_that_a_lost_link_kept_back_is_asked_for_once_it_is_live_again() -> None:
+    link = node(FAILED, replace(FAILED, id="20261127-081600-compare-dddd"))
+    files, link.files = link.files, {}
+    read = link.read
+    link.read = lambda **asked: link._answer("read", LinkError("lost", "the link was lost"), **asked)  # type: ignore[method-assign]
+    app = on_compare(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: link.questions("read"), "the question")
+        link.read, link.files = read, files  # type: ignore[method-assign]
+        link.emit(LinkChanged("gpu-1", LinkState.LOST, NOW))
+        for fact in live("gpu-1", at=NOW + 5):
+            link.emit(fact)
+        await until(pilot, lambda: shown(app).count("Qwen3-8B") >= 3, "both rows and the detail")
+
+
+async def test_of_many_layers_those_that_the_node_left_off_are_counted() -> None:
+    many = replace(DONE, result={**RESULT, "layer_ids": list(range(20))})
+    app = on_compare(node(many))
+    async with app.run_test(size=(200, 60)) as pilot:
+        await until_shown(pilot, "and 14 better layers: parity.json has them")
+
+
+async def test_over_time_a_side_that_is_done_shows_no_last_two_minutes() -> None:
+    hf = side("hf", 30.0, 100)
+    link = node(comparison(sides={"hf": hf, "vllm": STARTING}))
+    app = on_compare(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for second in range(31, 36):
+            link.emit(
+                JobsArrived("gpu-1", (comparison(sides={"hf": side("hf", second, 3 * second), "vllm": STARTING}),))
+            )
+            await pilot.pause(0.05)
+        await until(pilot, lambda: "last 2 min" in shown(app) and figure(app, "last 2 min")[0], "its curve")
+        link.emit(JobsArrived("gpu-1", (comparison(sides={"hf": HF, "vllm": side("vllm", 20.0, 50)}),)))
+        link.emit(JobsArrived("gpu-1", (comparison(sides={"hf": HF, "vllm": side("vllm", 30.0, 90)}),)))
+        await until(pilot, lambda: figure(app, "state")[0] == "* done" and figure(app, "last 2 min")[1], "vllm's curve")
+        assert figure(app, "last 2 min")[0] == ""

@@ -118,3 +118,36 @@ async def test_a_question_that_was_lost_with_the_link_is_asked_again() -> None:
         link.diagnose_answer = TOLD
         link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=1),)))
         await until_shown(pilot, "give another port")
+
+
+async def test_a_node_that_was_too_slow_once_is_asked_again() -> None:
+    link = node(FAILED, diagnose_answer=RequestRefused("timed-out", "no answer within 180 s"))
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until(pilot, lambda: link.questions("diagnose"), "the question")
+        link.diagnose_answer = TOLD
+        link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=1),)))
+        await until_shown(pilot, "give another port")
+
+
+async def test_an_orphan_is_diagnosed_anew_once_its_strays_have_ended() -> None:
+    orphan = replace(FAILED, state=JobState.ORPHANED)
+    link = node(orphan, diagnose_answer=replace(TOLD, remedy="of its first lines"))
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, "of its first lines")
+        link.diagnose_answer = TOLD
+        link.emit(JobsArrived("gpu-1", (FAILED,)))
+        await until_shown(pilot, "give another port")
+
+
+async def test_the_source_is_one_key_away_where_the_detail_is_hidden_too() -> None:
+    link = node(WELL, FAILED, diagnose_answer=TOLD)
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, WELL.id)
+        await pilot.press("d", "home", "down")
+        await until_shown(pilot, "s Source")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -294,6 +295,38 @@ async def test_a_launch_file_that_cannot_be_read_is_told() -> None:
         await until_told(pilot, "cannot be read", "launch it anew from the form")
 
 
+async def test_what_a_job_was_asked_for_is_asked_once_however_slow_the_answer_and_however_often_it_is_drawn() -> None:
+    link = node(RUNNING)
+    slow: Future[Any] = Future()
+    read, link.read = link.read, lambda **asked: link.asked.append(("read", asked)) or slow  # type: ignore[func-returns-value, method-assign]
+    app = on_jobs(link)
+    async with app.run_test(size=(100, 40)) as pilot:
+        for second in range(6):
+            link.emit(JobsArrived("gpu-1", (replace(RUNNING, log_size=second),)))
+            await pilot.pause(0.15)
+        assert len(link.questions("read")) == 1
+        slow.set_result(read(job=RUNNING.id, file="launch").result())
+        await until_shown(pilot, "/models/qwen3-8b")
+
+
+async def test_a_job_that_a_filter_hides_takes_the_cursor_neither_now_nor_later() -> None:
+    link = node(RUNNING, DONE)
+    app = on_jobs(link)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "yesterday")
+        await pilot.press("slash")
+        await type_text(pilot, RUNNING.id)
+        await pilot.press("enter")
+        await until(pilot, lambda: "yesterday" not in shown(app))
+        screen = app.screen
+        assert isinstance(screen, JobsScreen)
+        screen.select("gpu-1", DONE.id)
+        await pilot.press("escape")
+        await until_shown(pilot, "yesterday")
+        found = screen.selected()
+        assert found is not None and found[1].id == RUNNING.id
+
+
 async def test_enter_opens_the_log_of_the_job_under_the_cursor() -> None:
     link = node(RUNNING, DONE)
     app = on_jobs(link)
@@ -305,6 +338,18 @@ async def test_enter_opens_the_log_of_the_job_under_the_cursor() -> None:
         await pilot.press("2")
         await until(pilot, lambda: isinstance(app.screen, JobsScreen))
         assert "yesterday" in shown(app)
+
+
+async def test_escape_leaves_a_log_for_the_jobs_and_one_that_was_chosen_from_the_list_for_the_list() -> None:
+    app = on_jobs(node(RUNNING, DONE))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await until_shown(pilot, "yesterday")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, LogsScreen) and bool(app.screen.shown))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await pilot.press("3", "o", "enter", "escape")
+        await until_shown(pilot, "[3 Logs]", "Choose a job")
 
 
 async def test_the_filter_narrows_the_jobs_by_any_part_of_a_name() -> None:

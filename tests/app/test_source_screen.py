@@ -9,12 +9,13 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
+from dflash_tui.app.reading import show_source
 from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.source import SourceScreen
 from dflash_tui.app.widgets.prompt_bar import PromptBar
 from dflash_tui.app.widgets.source_view import SourceView
 from dflash_tui.fleet.facts import Cause, Diagnosis, JobsArrived, JobState, Source
-from dflash_tui.fleet.source import SourceText
+from dflash_tui.fleet.source import Place, SourceText
 from dflash_tui.link import LinkError, RequestRefused
 
 from .scripted import (
@@ -261,3 +262,52 @@ async def test_the_palette_opens_a_file_of_the_node() -> None:
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, SourceScreen), "the screen")
         assert app.screen.query_one(PromptBar).display
+
+
+async def test_a_search_in_lines_that_are_cut_says_what_it_did_not_look_at() -> None:
+    long = "a = '" + "x" * 20_000 + " needle'\n"
+    app = console(node(source_answer=lambda path, line: text(path, 1, long)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, "s Source")
+        await pilot.press("s")
+        await until_shown(pilot, "lines 1-1 of 1")
+        await pilot.press("slash", *"needle", "enter")
+        await until_shown(pilot, "not found in the lines loaded", "were not searched")
+
+
+async def test_a_log_that_is_opened_is_seen_whatever_was_left_open_over_the_one_before() -> None:
+    link = node()
+    app = console(link)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2")
+        await until_shown(pilot, "s Source")
+        await pilot.press("enter")
+        await until_shown(pilot, f"({FAILED.id}) on gpu-1")
+        show_source(app, "gpu-1", [Place(FILE, 300)])
+        await until_shown(pilot, "> 300")
+        await pilot.press("2")
+        await until_shown(pilot, "[2 Jobs]", "another")
+        await pilot.press("down", "enter")
+        await until_shown(pilot, f"({OTHER.id}) on gpu-1")
+
+
+async def test_the_number_of_a_frame_is_that_of_the_frame_on_the_screen() -> None:
+    def some(path: str, line: int) -> SourceText | LinkError:
+        return (
+            RequestRefused("not-found", f"{path} is read from no file", "")
+            if path.startswith("<")
+            else text(path, line)
+        )
+
+    app = console(node(source_answer=some))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until_shown(pilot, "gpu-1")
+        show_source(app, "gpu-1", [Place(FILE, 3), Place("<frozen x>", 5), Place(FILE, 7)])
+        await until_shown(pilot, ">   3 │", "frame 1 of 3")
+        await pilot.press("right_square_bracket")
+        await until_shown(pilot, "read from no file", "frame 1 of 3")
+        await pilot.press("colon", *"77", "enter")
+        await until_shown(pilot, ">  77 │", "frame 1 of 3")
+        await pilot.press("right_square_bracket")
+        await until_shown(pilot, ">   7 │", "frame 3 of 3")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,3 +246,22 @@ def test_the_list_has_the_newest_first_and_every_id_and_sentence_whole(width: in
     assert "hf 2.10" in lines[2]
     assert SENTENCE in written.getvalue()
     assert "120 of 256 samples" in written.getvalue()
+
+
+def answering(answer: Callable[[Any], Any]) -> Any:
+    """A node whose files are answered so."""
+    return SimpleNamespace(host="gpu-1", link=SimpleNamespace(read=lambda **asked: asked), answer=answer)
+
+
+def test_a_comparison_whose_launch_cannot_be_read_is_listed_without_its_model() -> None:
+    assert compare._entry(answering(lambda asked: (None, b'{"half')), job(result=None))["model"] == ""
+
+    def gone(asked: Any) -> Any:
+        raise CommandError(Exit.NOT_FOUND, "there is no job")
+
+    def away(asked: Any) -> Any:
+        raise CommandError(Exit.UNREACHABLE, "the link was lost")
+
+    assert compare._entry(answering(gone), job(result=None))["model"] == ""
+    with pytest.raises(CommandError, match="the link was lost"):
+        compare._entry(answering(away), job(result=None))

@@ -22,8 +22,9 @@ class CommandScreen(TextScreen):
 ## Command
 
 How a job was started, as text for a shell: the command of its runner with the variables that were set for it, those of its
-vLLM servers, then versions and the whole environment as comments. Values of secrets are kept nowhere: `***`, or `"$NAME"`
-in a command, which takes the value of the shell that runs it. `y` copies the runner's command.
+vLLM servers, then versions and the whole environment as comments. Values of secrets are not shown: `***`, or `"$NAME"` in a
+command, which takes the value of the shell that runs it. (What was given by `--env`, or after `--`, stands in the job's folder,
+which its user alone can read: a restart needs it.) `y` copies the runner's command.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy", "Copy command"),

@@ -11,7 +11,6 @@ from textual.containers import Container, VerticalScroll
 from textual.content import Content
 from textual.widgets import Footer, Static
 
-from dflash_tui.app.jobfiles import read_launch
 from dflash_tui.app.screens.base import TitleBar
 from dflash_tui.app.screens.job_screen import JobScreen
 from dflash_tui.app.widgets.compare_table import VERB, CompareTable, comparisons, heading
@@ -23,7 +22,6 @@ from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import RowsView
 from dflash_tui.fleet.facts import Job
 from dflash_tui.fleet.state import Fleet, NodeView
-from dflash_tui.link import LinkError
 
 NONE_YET = """\
 no comparison yet: n starts one
@@ -69,8 +67,6 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
         self._wanted: JobRow | None = None
         self._drawn: Fleet | None = None
         self._states: list[object] = []
-        self._has_source = False
-        self._unread: set[JobRow] = set()  # whose launch.json could not be read: not asked for again and again
 
     def compose(self) -> ComposeResult:
         yield TitleBar(self.MODE)
@@ -98,7 +94,7 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
     def show_fleet(self, fleet: Fleet) -> None:
         # Progress waits for the next drawing; what comes, goes or changes its state does not.
         states: list[object] = [(node.host, node.live, job.id, job.state) for node, job in comparisons(fleet)]
-        if states != self._states or self._wanted is not None or self._drawn is None:
+        if states != self._states or self._drawn is None:
             self._states = states
             self._draw()
 
@@ -113,8 +109,9 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
         fleet, self._drawn = self.console.fleet, self.console.fleet
         table = self.query_one(CompareTable)
         table.show(fleet, self._launches)
-        if self._wanted is not None and self._wanted in table.rows:
-            table.move_to(self._wanted)
+        if self._wanted is not None and fleet.job(self._wanted.host, self._wanted.job) is not None:
+            if self._wanted in table.rows:  # else a filter hides it
+                table.move_to(self._wanted)
             self._wanted = None
         self._read_models(fleet)
         self.draw_detail()
@@ -126,17 +123,15 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
             for node, job in comparisons(fleet)
             if node.live and not model_of(job, self._launches.get(JobRow(node.host, job.id)))
         ]
-        wanted = [row for row in rows if row not in self._unread]
+        wanted = [row for row in rows if row not in self._unreadable]
         if wanted and not any(worker.group == "models" and not worker.is_finished for worker in self.workers):
             self._read_all(wanted)
 
     @work(group="models")
     async def _read_all(self, rows: list[JobRow]) -> None:
         for row in rows:
-            try:
-                self._launches[row] = await read_launch(self.console.link(row.host), row.job)
-            except LinkError:
-                self._unread.add(row)
+            if not await self.keep_launch(row):
+                break  # asked again when it is drawn again
         self.query_one(CompareTable).show(self.console.fleet, self._launches)
         self.draw_detail()
 
@@ -144,7 +139,7 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
 
     def select(self, host: str, job: str) -> None:
         self._wanted = JobRow(host, job)
-        self.show_fleet(self.console.fleet)
+        self._draw()
 
     def selected(self) -> tuple[NodeView, Job] | None:
         table = self.query_one(CompareTable)
@@ -179,10 +174,7 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
                 self.query_one("#compare-about", Static),
                 about_content(node, job, launch, clock=self.console.clock_text, width=width),
             )
-        has_source = self.source_of_selected() is not None
-        if has_source != self._has_source:
-            self._has_source = has_source
-            self.refresh_bindings()
+        self.offer_source()
         for name, there in zip(("body", "figures", "parity", "about"), shown, strict=True):
             self.query_one(f"#compare-{name}").display = there
 
@@ -192,10 +184,6 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
         return (whole - 2) // 2 if self.has_class("-beside") else whole
 
     # Actions.
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        # Its key stands in the footer where it does something.
-        return action != "open_source" or self._has_source
 
     def action_new(self) -> None:
         if self.may_write("start a comparison"):
@@ -234,5 +222,5 @@ log and the remedy; `s` opens the source that raised it. `i` shows its command, 
         self.draw_detail()
 
     def on_filter_bar_left(self) -> None:
-        if self.query_one(CompareTable).display:
-            self.query_one(CompareTable).focus()
+        table = self.query_one(CompareTable)
+        (table if table.display else self.query_one("#compare-detail")).focus()

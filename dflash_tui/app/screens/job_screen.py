@@ -18,10 +18,12 @@ from dflash_tui.fleet.facts import Diagnosis, Job, JobState
 from dflash_tui.fleet.source import Place
 from dflash_tui.fleet.state import NodeView
 from dflash_tui.hftoken import secrets_for
-from dflash_tui.link import LinkError, RequestRefused, new_job_id
-from dflash_tui.node.protocol import Launch
+from dflash_tui.link import LinkError, new_job_id
+from dflash_tui.node.protocol import BAD_REQUEST, INTERNAL, IO_ERROR, NOT_FOUND, Launch
 
 READ_ONLY = "this console is read-only; start it without --read-only"
+# Asking the node again would bring the same answer.
+FINAL_CODES = (BAD_REQUEST, INTERNAL, IO_ERROR, NOT_FOUND)
 ENDED_BADLY = (JobState.FAILED, JobState.KILLED, JobState.LOST, JobState.ORPHANED)
 
 
@@ -31,8 +33,12 @@ class JobScreen(ConsoleScreen):
     def __init__(self) -> None:
         super().__init__()
         self._launches: dict[JobRow, Launch] = {}
-        self._diagnoses: dict[JobRow, Diagnosis | None] = {}  # None: the node had none to give
+        self._unreadable: set[JobRow] = set()  # whose launch.json cannot be read
+        self._reading: JobRow | None = None
+        # By the state, too: the log of a job whose strays still ran may have grown. None: the node had none to give.
+        self._diagnoses: dict[tuple[JobRow, JobState], Diagnosis | None] = {}
         self._diagnosing: JobRow | None = None
+        self._has_source = False
 
     def selected(self) -> tuple[NodeView, Job] | None:
         """The job under the cursor, with its node; None where there is none."""
@@ -54,7 +60,8 @@ class JobScreen(ConsoleScreen):
         """What the job was asked for; None where it is not read yet: then it is asked for."""
         row = JobRow(node.host, job.id)
         launch = self._launches.get(row)
-        if launch is None and node.live:
+        if launch is None and node.live and self._reading is None and row not in self._unreadable:
+            self._reading = row
             self._read_launch(row)
         return launch
 
@@ -63,29 +70,41 @@ class JobScreen(ConsoleScreen):
         row = JobRow(node.host, job.id)
         if job.state not in ENDED_BADLY:
             return None
-        if row not in self._diagnoses and self._diagnosing is None and node.live:
+        if (row, job.state) not in self._diagnoses and self._diagnosing is None and node.live:
             self._diagnosing = row
-            self._diagnose(row)
-        return self._diagnoses.get(row)
+            self._diagnose(row, job.state)
+        return self._diagnoses.get((row, job.state))
 
-    @work(exclusive=True, group="launch-file")
+    @work(group="launch-file")
     async def _read_launch(self, row: JobRow) -> None:
+        # One at a time, and to its end: a slow link would never bring one that each drawing asks for anew.
+        try:
+            known = await self.keep_launch(row)
+        finally:
+            self._reading = None
+        if known:
+            self.draw_detail()
+
+    async def keep_launch(self, row: JobRow) -> bool:
+        """Reads what a job was asked for; False where the node could not be asked now."""
         try:
             self._launches[row] = await read_launch(self.console.link(row.host), row.job)
-        except LinkError:
-            return  # the detail does without; it is asked again when it is drawn again
-        self.draw_detail()
+        except LinkError as error:
+            if error.code not in FINAL_CODES:
+                return False
+            self._unreadable.add(row)
+        return True
 
     @work(group="diagnose")
-    async def _diagnose(self, row: JobRow) -> None:
+    async def _diagnose(self, row: JobRow, state: JobState) -> None:
         # One at a time, however fast the cursor moves: each reads a whole log on the node.
         try:
             told = await asyncio.wrap_future(self.console.link(row.host).diagnose(job=row.job))
-            self._diagnoses[row] = told
-        except RequestRefused:
-            self._diagnoses[row] = None
-        except LinkError:
-            return  # asked again when it is drawn again
+            self._diagnoses[row, state] = told
+        except LinkError as error:
+            if error.code not in FINAL_CODES:
+                return  # asked again when it is drawn again
+            self._diagnoses[row, state] = None
         finally:
             self._diagnosing = None
         self.draw_detail()
@@ -118,6 +137,16 @@ class JobScreen(ConsoleScreen):
         found = self.selected()
         told = None if found is None else self.diagnosis_of(*found)
         return None if told is None or told.source is None else Place(told.source.file, told.source.line)
+
+    def offer_source(self) -> None:
+        """Its key stands in the footer where it does something."""
+        has_source = self.source_of_selected() is not None
+        if has_source != self._has_source:
+            self._has_source = has_source
+            self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "open_source" or self._has_source
 
     def action_open_source(self) -> None:
         found, place = self.selected(), self.source_of_selected()

@@ -51,8 +51,6 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         Binding("escape", "clear_filter", "Show all", show=False),
     ]
 
-    _has_source = False
-
     def compose(self) -> ComposeResult:
         yield TitleBar(self.MODE)
         yield Static(id="jobs-heading")
@@ -77,7 +75,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
     def show_fleet(self, fleet: Fleet) -> None:
         # Progress waits for the next drawing; a job that comes, goes or changes its state, or its node its link, does not.
         states = [(node.host, node.live, job.id, job.state) for node in fleet.nodes for job in node.jobs.values()]
-        if states != self._states or self._wanted is not None:
+        if states != self._states:
             self._states = states
             self._draw()
 
@@ -88,15 +86,16 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         fleet, self._drawn = self.console.fleet, self.console.fleet
         table = self.query_one(JobsTable)
         table.show(fleet)
-        if self._wanted in table.rows and self._wanted is not None:
-            table.move_to(self._wanted)
+        if self._wanted is not None and fleet.job(self._wanted.host, self._wanted.job) is not None:
+            if self._wanted in table.rows:  # else a filter hides it
+                table.move_to(self._wanted)
             self._wanted = None
         self.draw_detail()
 
     def select(self, host: str, job: str) -> None:
         """Puts the cursor on a job, as soon as the table has it."""
         self._wanted = JobRow(host, job)
-        self.show_fleet(self.console.fleet)
+        self._draw()
 
     def _refresh(self) -> None:
         if self.is_current and self._drawn is not self.console.fleet:
@@ -120,6 +119,7 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
         self.action_open_log()
 
     def draw_detail(self) -> None:
+        self.offer_source()
         if not self.query_one("#job-detail").display:
             return
         found = self.selected()
@@ -131,14 +131,6 @@ A job of a node that is out of sight keeps its last known state, with `(?)` besi
             launch, told = self.launch_of(node, job), self.diagnosis_of(node, job)
             text = job_detail(node, job, launch, told, now=self.console.now(), clock=self.console.clock_text)
         put(self.query_one("#job-detail-text", Static), text)
-        has_source = self.source_of_selected() is not None
-        if has_source != self._has_source:
-            self._has_source = has_source
-            self.refresh_bindings()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        # Its key stands in the footer where it does something.
-        return action != "open_source" or self._has_source
 
     # Actions.
 

@@ -11,13 +11,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Static
 
 from dflash_tui.app.messages import LogReceived
 from dflash_tui.app.reading import show_source
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.log_frames import TracedLog
 from dflash_tui.app.widgets.log_view import LogView, Where
+from dflash_tui.app.widgets.prompt_bar import SEARCH, PromptBar
 from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.rows import Cell, Row, RowsView, cell
 from dflash_tui.app.widgets.words import job_state, last_seen, link_state
@@ -70,20 +71,6 @@ class JobChooser(RowsView):
         )
 
 
-class SearchBar(Input):
-    """The line that `/` opens; Enter looks, Escape leaves."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="look for a regular expression; n next, N before", compact=True, id=id)
-        self.display = False
-
-    def action_leave(self) -> None:
-        self.display = False
-        self.screen.query_one(LogView).focus()
-
-
 class LogsScreen(ConsoleScreen):
     """The log of one job, or the list of jobs to choose one from."""
 
@@ -95,7 +82,8 @@ What a job prints (`log`), or what it tells of itself (`events`), as it is writt
 nothing that arrives moves what you read; `G` or `End` follows again, `g` goes to the first byte of the file.
 Scrolling on past the top or the bottom loads more. A progress bar is shown as a terminal shows it; escape sequences are removed.
 `/` looks for a regular expression (with a capital in it, the case counts). `s` opens the source of the traceback's frame in
-sight (`File "…", line N`); `[` and `]` choose the frame before and the next one. A lost link keeps the place and goes on by itself.
+sight (`File "…", line N`); `[` and `]` choose the frame before and the next one. Escape goes back to the screen that opened the
+log, `o` lists all jobs. A lost link keeps the place and goes on by itself.
 """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search"),
@@ -110,6 +98,7 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
         self._host = host or ""
         self._job = job_id or ""
         self._file = "log"
+        self.opened_from = ""  # the mode that Escape goes back to; "": the list of jobs
         self._tail: Tail | None = None
         self._error = ""
 
@@ -122,7 +111,7 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
             yield Static(id="log-header")
             yield TracedLog(id="log")
             yield Static(id="log-status")
-            yield SearchBar(id="log-search")
+            yield PromptBar(id="log-search")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -162,6 +151,7 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
 
     def on_rows_view_chosen(self, event: RowsView.Chosen) -> None:
         if isinstance(event.row, tuple):
+            self.opened_from = ""
             self.open_job(*event.row)
 
     # Bytes.
@@ -282,16 +272,16 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
 
     def action_search(self) -> None:
         if self._job and self.query_one("#log-panel").display:
-            bar = self.query_one(SearchBar)
-            bar.display = True
-            self.set_focus(bar)  # at once: what is typed next is no key of the screen
+            bar = self.query_one(PromptBar)
+            bar.ask("search", SEARCH, bar.value)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        view = self.query_one(LogView)
-        if view.look_for(event.value) or not event.value:
-            self.query_one(SearchBar).action_leave()
+    def on_prompt_bar_given(self, event: PromptBar.Given) -> None:
+        if self.query_one(LogView).look_for(event.text) or not event.text:
+            self.query_one(PromptBar).action_leave()
         self._draw_lines()
+
+    def on_prompt_bar_left(self) -> None:
+        self.query_one(LogView).focus()
 
     def action_open_source(self) -> None:
         if not self._job or self.query_one("#log-choice").display:
@@ -310,12 +300,14 @@ sight (`File "…", line N`); `[` and `]` choose the frame before and the next o
     def action_choose(self) -> None:
         self._choosing(True)
 
-    def action_back(self) -> None:
+    async def action_back(self) -> None:
         view = self.query_one(LogView)
         if self.query_one("#log-choice").display:
             if self._job:
                 self._choosing(False)
         elif view.search.active:
             view.look_for("")
+        elif self.opened_from not in ("", self.MODE):
+            await self.console.action_mode(self.opened_from)
         else:
             self._choosing(True)

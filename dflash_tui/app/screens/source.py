@@ -27,7 +27,8 @@ class SourceScreen(TextScreen):
 ## Source
 
 A text file of the node, read-only, with the line that was asked for marked by `>`. Up to 1 MiB before that line and as much
-after it are here; `:` goes to any other line of the file, `m` back to the marked one, `o` opens another file (FILE or FILE:LINE).
+after it are here, of a line the first 8,192 characters; `:` goes to any other line of the file, `m` back to the marked one, `o`
+opens another file (FILE or FILE:LINE).
 `[` and `]` go to the frame before and the next one of the traceback that it was opened from.
 `/` looks for a regular expression (with a capital in it, the case counts). Characters that would steer a terminal are shown by signs.
 """
@@ -40,7 +41,8 @@ after it are here; `:` goes to any other line of the file, `m` back to the marke
     def __init__(self, host: str, places: Sequence[Place] = (), at: int = 0, job: str | None = None) -> None:
         super().__init__(host)
         self._places = list(places)
-        self._at = at
+        self._at = at  # the place that is asked for
+        self._in_sight = at  # the one that is shown
         self._job = job
         self._shown: SourceText | None = None
 
@@ -71,7 +73,7 @@ after it are here; `:` goes to any other line of the file, `m` back to the marke
     def notes(self) -> Sequence[str]:
         found, parts = self._shown, []
         if len(self._places) > 1:
-            parts.append(f"frame {self._at + 1} of {len(self._places)}")
+            parts.append(f"frame {self._in_sight + 1} of {len(self._places)}")
         if found is not None:
             if found.offset:
                 parts.append(f"{size(found.offset)} before them")
@@ -94,6 +96,8 @@ after it are here; `:` goes to any other line of the file, `m` back to the marke
             self.tell(str(error))
             return
         self._shown = found
+        if not keep:
+            self._in_sight = self._at
         self.show_text(
             lines_of(found.data),
             found.path,

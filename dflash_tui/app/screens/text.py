@@ -15,13 +15,11 @@ from textual.widgets import Footer, Static
 
 from dflash_tui.app.screens.base import ConsoleScreen, TitleBar
 from dflash_tui.app.widgets.highlight import highlight
-from dflash_tui.app.widgets.prompt_bar import PromptBar
+from dflash_tui.app.widgets.prompt_bar import SEARCH, PromptBar
 from dflash_tui.app.widgets.put import put
 from dflash_tui.app.widgets.source_view import SourceView
 from dflash_tui.fleet.format import one_line
 from dflash_tui.fleet.state import Fleet, NodeView
-
-_SEARCH = "look for a regular expression; n next, N before"
 
 
 class TextScreen(ConsoleScreen):
@@ -115,7 +113,7 @@ class TextScreen(ConsoleScreen):
     # Keys.
 
     def action_search(self) -> None:
-        self.prompt.ask("search", _SEARCH)
+        self.prompt.ask("search", SEARCH)
 
     def action_go_to(self) -> None:
         self.prompt.ask("line", "number of a line")

@@ -19,22 +19,22 @@ from dflash_tui.app.widgets.comparison import (
     side_state,
     times,
 )
-from dflash_tui.app.widgets.job_detail import ended, plain, took, why
+from dflash_tui.app.widgets.job_detail import ended, plain, strays, took, why
 from dflash_tui.app.widgets.jobs_table import phase
 from dflash_tui.app.widgets.labelled import labelled
 from dflash_tui.app.widgets.sparkline import bar, sparkline
 from dflash_tui.app.widgets.words import job_state, last_seen
 from dflash_tui.fleet import format as fmt
-from dflash_tui.fleet.comparison import figure, mapping, number
+from dflash_tui.fleet.comparison import figure, left_off, mapping, number
 from dflash_tui.fleet.facts import Diagnosis, Job, Side
 from dflash_tui.fleet.series import shrink
 from dflash_tui.fleet.sides import Points, rates
 from dflash_tui.fleet.state import NodeView
-from dflash_tui.fleet.strays import held
 from dflash_tui.node import hiding
 from dflash_tui.node.protocol import Launch
 
 LABEL_WIDTH = 16
+HISTORY_S = 120.0
 _WIDEST = 44  # columns of one side; wider the two are hard to read across
 _COLOURS = {
     "good": "$text-success",
@@ -69,7 +69,7 @@ def head_content(
     )
     rest = "  ".join(filter(None, (doubt, took(node, job, now), ended(job), doing)))
     lines.append(Content.assemble((state, _COLOURS.get(style, "")), f"  {rest}"))
-    for label, text in _trouble(job, diagnosis):
+    for label, text in (*why(job, diagnosis), *strays(job)):
         lines.append(labelled(label, text, label_width=LABEL_WIDTH, width=width))
     return Content("\n").join(lines)
 
@@ -97,13 +97,6 @@ def _parity_lines(parity: Mapping[str, Any], sentence: str) -> Iterator[Content]
     for reason in parity.get("reasons") or ():
         if str(reason) not in sentence:
             yield Content.assemble(("  ! ", "bold $text-error"), fmt.one_line(str(reason)))
-
-
-def _trouble(job: Job, diagnosis: Diagnosis | None) -> Iterator[tuple[str, str]]:
-    yield from why(job, diagnosis)
-    for stray in job.strays:
-        memory = held(stray)
-        yield "stray", f"process {stray.pid}{' holding ' if memory else ''}{memory}: {stray.command}"
 
 
 # Both sides, one figure a line.
@@ -146,8 +139,9 @@ def _figures(node: NodeView, job: Job, column: int) -> Iterator[tuple[str, Cells
     if any(result is not None and result.interval() for result in results):
         yield "  95 % interval", cells(lambda _, result: _interval(result))
     points = node.side_points.get(job.id, {})
-    if not job.state.ended and any(points.values()):
-        yield "  last 2 min", [(_history(points.get(name, ()), column - 2), "$text-accent") for name in BACKENDS]
+    now = {name: points.get(name, ()) for name, side in job.sides.items() if side.state in ("starting", "running")}
+    if not job.state.ended and any(now.values()):
+        yield "  last 2 min", [(_history(now.get(name, ()), column - 2), "$text-accent") for name in BACKENDS]
     yield "  per GPU", cells(_per_gpu)
     yield "tokens/s", cells(lambda side, result: figure(_value(side, result, "tokens_per_s")))
     yield "MB/s", cells(lambda side, result: figure(_megabytes(side, result)))
@@ -177,7 +171,8 @@ def _figures(node: NodeView, job: Job, column: int) -> Iterator[tuple[str, Cells
 
 
 def _history(points: Points, room: int) -> str:
-    values = shrink(rates(points), room)
+    # After a gap in the link they reach further back.
+    values = shrink(rates(tuple(point for point in points if point[0] > points[-1][0] - HISTORY_S)), room)
     return sparkline(values, len(values))
 
 
@@ -279,6 +274,8 @@ def parity_content(job: Job, *, width: int) -> Content | None:
         )
         verdict = ("good", "$text-success") if layer.get("good") is True else ("BAD", "bold $text-error")
         lines.append(Content.assemble(text, verdict))
+    if more := left_off(job.result, layers):
+        lines.append(Content.styled(f" {more}", "dim"))
     worst = number(parity.get("worst_row"))
     if worst is not None:
         off = _percent(number(parity.get("worst_error")))

@@ -65,9 +65,7 @@ def _lines(
     yield from why(job, diagnosis)
     series = node.job_series.get(job.id, ())
     yield from _progress(job, series)
-    for stray in job.strays:
-        memory = held(stray)
-        yield "stray", f"process {stray.pid}{' holding ' if memory else ''}{memory}: {stray.command}"
+    yield from strays(job)
     if launch is not None:
         for name in ("output", "model", "dataset", "inputs"):
             if launch.spec.get(name):
@@ -102,6 +100,13 @@ def why(job: Job, diagnosis: Diagnosis | None) -> list[tuple[str, str]]:
     remedy = [("remedy", diagnosis.remedy)] if diagnosis.remedy else []
     line = [] if cause.line is None else [(f"line {cause.line} ", cause.quote)]
     return [("cause", cause.text), *remedy, *line, *raised, *words]
+
+
+def strays(job: Job) -> Iterator[tuple[str, str]]:
+    """The processes that an orphaned job left, and what they hold."""
+    for stray in job.strays:
+        memory = held(stray)
+        yield "stray", f"process {stray.pid}{' holding ' if memory else ''}{memory}: {stray.command}"
 
 
 def _progress(job: Job, series: Series) -> Iterator[tuple[str, str]]:

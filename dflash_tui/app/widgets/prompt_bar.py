@@ -8,6 +8,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Input
 
+SEARCH = "look for a regular expression; n next, N before"
+
 
 class PromptBar(Input):
     """Hidden until it asks. Enter gives the text, Escape leaves."""

@@ -51,7 +51,7 @@ class SourceView(ScrollView, can_focus=True):
         self.lines: list[Line] = []
         self.first_line = 1
         self.marked: int | None = None
-        self.unseen = 0  # bytes of the file that are not among the lines
+        self.unseen = 0  # bytes of the file, or characters of long lines, that are not among the lines
         self.search = LogSearch(self.lines)
         self._digits = _LEAST_DIGITS
         self._stays = False  # the marked line was in sight, and is to be whatever the size becomes
@@ -63,7 +63,7 @@ class SourceView(ScrollView, can_focus=True):
     def show(self, lines: Sequence[str], *, first_line: int = 1, marked: int | None = None, unseen: int = 0) -> None:
         """Shows other lines, with the marked one in sight. What is looked for stays."""
         self.lines[:] = [Line(line[:LINE_LIMIT], 0, (), max(0, len(line) - LINE_LIMIT)) for line in lines]
-        self.first_line, self.unseen = first_line, unseen
+        self.first_line, self.unseen = first_line, unseen + sum(line.cut for line in self.lines)
         self.search.forget_place()
         self._digits = max(_LEAST_DIGITS, len(str(first_line + len(lines))))
         widest = max((cells(drawn_text(line)) for line in self.lines), default=0)

@@ -91,6 +91,7 @@ class ScriptedLink:
     source_answer: SourceText | Exception | Callable[[str, int], SourceText | Exception] | None = None
     command_answer: StartedWith | Exception = field(default_factory=StartedWith)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    read_answer: Exception | Future[tuple[Any, bytes]] | None = None  # in place of what `files` hold
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     secrets: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
@@ -176,6 +177,11 @@ class ScriptedLink:
         offset: int = 0,
         length: int = 65536,
     ) -> Future[tuple[Any, bytes]]:
+        if isinstance(self.read_answer, Future):
+            self.asked.append(("read", {"job": job, "file": file}))
+            return self.read_answer
+        if self.read_answer is not None:
+            return self._answer("read", self.read_answer, job=job, file=file)
         data = self.files.get((job or "", file))
         answer: Any = LinkError("not-found", f"no {file} of {job}")
         if data is not None:

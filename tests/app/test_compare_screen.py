@@ -330,13 +330,11 @@ async def test_the_figures_have_the_keyboard_again_once_a_filter_was_typed() -> 
 
 async def test_a_model_that_a_lost_link_kept_back_is_asked_for_once_it_is_live_again() -> None:
     link = node(FAILED, replace(FAILED, id="20261127-081600-compare-dddd"))
-    files, link.files = link.files, {}
-    read = link.read
-    link.read = lambda **asked: link._answer("read", LinkError("lost", "the link was lost"), **asked)  # type: ignore[method-assign]
+    link.read_answer = LinkError("lost", "the link was lost")
     app = on_compare(link)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: link.questions("read"), "the question")
-        link.read, link.files = read, files  # type: ignore[method-assign]
+        link.read_answer = None
         link.emit(LinkChanged("gpu-1", LinkState.LOST, NOW))
         for fact in live("gpu-1", at=NOW + 5):
             link.emit(fact)

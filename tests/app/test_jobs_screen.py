@@ -298,14 +298,15 @@ async def test_a_launch_file_that_cannot_be_read_is_told() -> None:
 async def test_what_a_job_was_asked_for_is_asked_once_however_slow_the_answer_and_however_often_it_is_drawn() -> None:
     link = node(RUNNING)
     slow: Future[Any] = Future()
-    read, link.read = link.read, lambda **asked: link.asked.append(("read", asked)) or slow  # type: ignore[func-returns-value, method-assign]
+    link.read_answer = slow
     app = on_jobs(link)
     async with app.run_test(size=(100, 40)) as pilot:
         for second in range(6):
             link.emit(JobsArrived("gpu-1", (replace(RUNNING, log_size=second),)))
             await pilot.pause(0.15)
         assert len(link.questions("read")) == 1
-        slow.set_result(read(job=RUNNING.id, file="launch").result())
+        link.read_answer = None
+        slow.set_result(link.read(job=RUNNING.id, file="launch").result())
         await until_shown(pilot, "/models/qwen3-8b")
 
 

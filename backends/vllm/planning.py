@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -126,10 +125,10 @@ def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan | Ot
         tensor_parallel=spec.tensor_parallel,
         dtype=spec.dtype,
     )
-    return ServerPlan(found, verdict, *longest_of_model(config, Path(spec.model)))
+    return ServerPlan(found, verdict, *longest_of_model(config))
 
 
-def longest_of_model(config: Mapping[str, Any], model: Path) -> tuple[int | None, str]:
+def longest_of_model(config: Mapping[str, Any]) -> tuple[int | None, str]:
     """Tokens of the longest request that vLLM takes for a model, and why: it does not start for longer ones. None: not known.
 
     As vLLM derives it (`_get_and_verify_max_len`, source of 0.32.0). Where positions are scaled it depends on the version.
@@ -137,18 +136,15 @@ def longest_of_model(config: Mapping[str, Any], model: Path) -> tuple[int | None
     if os.environ.get(ALLOW_LONG, "").strip().lower() in ("1", "true"):
         return None, ""
     fields = text_fields(config)
-    known = [(fields.get("max_position_embeddings"), "the model's max_position_embeddings")]
-    try:
-        tokenizer = json.loads((model / "tokenizer_config.json").read_bytes())
-        known.append((tokenizer.get("model_max_length"), "model_max_length in its tokenizer_config.json"))
-    except (OSError, ValueError, AttributeError):
-        pass  # it has none, or one that is refused where it is needed
+    most = fields.get("max_position_embeddings")
     scaled = any("factor" in part for part in _rope_parts(fields))
-    limits = [(value, name) for value, name in known if isinstance(value, int) and not isinstance(value, bool)]
-    if scaled or not limits:
+    if scaled or isinstance(most, bool) or not isinstance(most, int):
         return None, ""
-    most, name = min(limits)
-    return most, f"{name} is {most} ({ALLOW_LONG}=1 in the job's environment lifts that)"
+    # A model may say that it goes further.
+    longer = fields.get("model_max_length")
+    if isinstance(longer, int) and longer > most:
+        return longer, f"the model's model_max_length is {longer} ({ALLOW_LONG}=1 in the job's environment lifts that)"
+    return most, f"the model's max_position_embeddings is {most} ({ALLOW_LONG}=1 in the job's environment lifts that)"
 
 
 def _rope_parts(fields: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

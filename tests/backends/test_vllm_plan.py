@@ -131,9 +131,6 @@ def test_a_sample_that_fills_the_models_positions_is_refused_before_a_server_die
     assert f"max_tokens {longest - 1}" in full["remedy"]
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     assert answer(max_position_embeddings=longest)["ok"]
-    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-    (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": longest}))
-    assert "model_max_length in its tokenizer_config.json" in answer(max_position_embeddings=longest + 1)["error"]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +138,8 @@ def test_a_sample_that_fills_the_models_positions_is_refused_before_a_server_die
     [
         ({"max_position_embeddings": 100}, 100),
         ({"text_config": {"max_position_embeddings": 100}}, 100),
+        ({"max_position_embeddings": 100, "model_max_length": 200}, 200),
+        ({"max_position_embeddings": 100, "model_max_length": 50}, 100),
         ({"max_position_embeddings": 100, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 100),
         ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, None),
         ({"max_position_embeddings": 100, "rope_parameters": {"full_attention": {"factor": 8.0}}}, None),
@@ -149,9 +148,9 @@ def test_a_sample_that_fills_the_models_positions_is_refused_before_a_server_die
     ],
 )
 def test_how_long_a_sample_vllm_takes_is_known_where_no_positions_are_scaled(
-    config: dict[str, Any], most: int | None, tmp_path: Path
+    config: dict[str, Any], most: int | None
 ) -> None:
-    assert longest_of_model(config, tmp_path)[0] == most
+    assert longest_of_model(config)[0] == most
 
 
 def test_a_hybrid_is_refused_by_the_old_version_with_its_reason_and_no_command(

@@ -301,6 +301,7 @@ async def test_what_a_job_was_asked_for_is_asked_once_however_slow_the_answer_an
     link.read_answer = slow
     app = on_jobs(link)
     async with app.run_test(size=(100, 40)) as pilot:
+        await until(pilot, lambda: link.questions("read"), "the question")
         for second in range(6):
             link.emit(JobsArrived("gpu-1", (replace(RUNNING, log_size=second),)))
             await pilot.pause(0.15)

@@ -104,8 +104,8 @@ def test_an_answer_that_did_not_come_and_a_bad_file_are_counted_apart(bench: Ben
 
 def test_a_full_queue_of_requests_is_no_stall_while_samples_come(bench: Bench, events: Any) -> None:
     """The last of those that wait in the server gets its answer long after `stall_s`, and others come meanwhile."""
-    bench.set({"name": "one at a time", "seconds": 0.4})
-    done = bench.run(events, stall_s=3, concurrency=12, last=12)
+    bench.set({"name": "one at a time", "seconds": 0.6})
+    done = bench.run(events, stall_s=5, concurrency=12, last=12)
     bench.check(range(12))
     assert (done["restarts"], len(bench.starts())) == (0, 1)
     assert int((bench.memory / "most-1").read_text()) == 12

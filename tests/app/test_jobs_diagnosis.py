@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 
+import pytest
+
 from dflash_tui.fleet.facts import Cause, Diagnosis, Job, JobsArrived, JobState, Source
 from dflash_tui.link import LinkError, RequestRefused
 
@@ -109,19 +111,13 @@ async def test_a_node_that_has_no_diagnosis_is_not_asked_again() -> None:
         assert len(link.questions("diagnose")) == 1
 
 
-async def test_a_question_that_was_lost_with_the_link_is_asked_again() -> None:
-    link = node(FAILED, diagnose_answer=LinkError("lost", "the link was lost"))
-    app = console(link)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("2")
-        await until(pilot, lambda: link.questions("diagnose"), "the question")
-        link.diagnose_answer = TOLD
-        link.emit(JobsArrived("gpu-1", (replace(FAILED, log_size=1),)))
-        await until_shown(pilot, "give another port")
-
-
-async def test_a_node_that_was_too_slow_once_is_asked_again() -> None:
-    link = node(FAILED, diagnose_answer=RequestRefused("timed-out", "no answer within 180 s"))
+@pytest.mark.parametrize(
+    "no_answer",
+    [LinkError("lost", "the link was lost"), RequestRefused("timed-out", "no answer within 180 s")],
+    ids=["the link was lost", "the node was too slow"],
+)
+async def test_a_question_without_an_answer_is_asked_again(no_answer: LinkError) -> None:
+    link = node(FAILED, diagnose_answer=no_answer)
     app = console(link)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("2")

@@ -325,6 +325,8 @@ async def test_a_job_that_a_filter_hides_takes_the_cursor_neither_now_nor_later(
         screen.select("gpu-1", DONE.id)
         await pilot.press("escape")
         await until_shown(pilot, "yesterday")
+        link.emit(JobsArrived("gpu-1", (replace(DONE, name="told anew"),)))
+        await until_shown(pilot, "told anew")
         found = screen.selected()
         assert found is not None and found[1].id == RUNNING.id
 

@@ -16,6 +16,7 @@ from textual import work
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
+from textual.css.query import NoMatches
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
@@ -237,6 +238,11 @@ class ConsoleApp(App[None]):
             self.exit(return_code=0, message=f"{jobs} on without the console; `dflash-tui jobs` shows them.")
         else:
             self.exit(return_code=0)
+
+    def _handle_exception(self, error: Exception) -> None:
+        # What is opened in the moment of quitting is never composed, and finds nothing of its own: that is no failure.
+        if not (self._exit and isinstance(error, NoMatches)):
+            super()._handle_exception(error)
 
     def _print_error_renderables(self) -> None:
         # A traceback is for the report, not for the user's terminal.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from textual.pilot import Pilot
 from dflash_tui.app.themes import load_themes
 from dflash_tui.app.widgets.log_view import LogView
 from dflash_tui.fleet.logtext import LogText
+
+from .scripted import until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -49,15 +51,6 @@ def lines(first: int, last: int) -> bytes:
 
 def screen(view: LogView) -> list[str]:
     return [view.render_line(row).text.rstrip() for row in range(view.scrollable_content_region.height)]
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Waits for `condition`; a slow machine only takes longer."""
-    for _ in range(3000):
-        if condition():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("what was waited for did not come")
 
 
 async def draw(pilot: Pilot[None], app: ViewApp, data: bytes, offset: int | None = None, gap: int = 0) -> None:

@@ -14,6 +14,7 @@ from textual import events
 from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from dflash_tui.app.app import ConsoleApp
 from dflash_tui.config import Settings
@@ -343,6 +344,12 @@ async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: str = "",
 async def until_shown(pilot: Pilot[Any], *texts: str) -> None:
     """Waits until every text stands on the screen."""
     await until(pilot, lambda: all(text in shown(pilot.app) for text in texts), f"{texts} on the screen")
+
+
+async def until_open(pilot: Pilot[Any], kind: type[Screen[Any]], *, limit_s: float = 30.0) -> None:
+    """Waits until a screen of this kind is on top, with all that it is composed of."""
+    app = pilot.app
+    await until(pilot, lambda: isinstance(app.screen, kind) and app.screen.is_mounted, kind.__name__, limit_s=limit_s)
 
 
 async def until_told(pilot: Pilot[Any], *texts: str) -> None:

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.screen import Screen
 
 from dflash_tui.app.crash import write_report
 from dflash_tui.app.screens.fleet import FleetScreen
 from dflash_tui.app.screens.help import HelpScreen
+from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.fleet.facts import JobsArrived
 
-from .scripted import ScriptedLink, console, gpu_node, live, running_job, until, until_shown, until_told
+from .scripted import ScriptedLink, console, gpu_node, live, running_job, until_open, until_shown, until_told
 
 ROOT = Path(__file__).parents[2]
 RUN_CONSOLE = """
@@ -142,6 +145,19 @@ async def test_leaving_says_that_jobs_run_on() -> None:
     assert left == ["2 jobs run on without the console; `dflash-tui jobs` shows them."]
 
 
+@pytest.mark.parametrize("screen", [HelpScreen, LaunchScreen])
+async def test_leaving_in_the_moment_in_which_a_screen_opens_is_no_fault(
+    screen: type[Screen[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = console(ScriptedLink("gpu-1", live("gpu-1")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "1/1 nodes live")
+        app.push_screen(screen())
+        app.exit(return_code=0)
+    assert app.return_code == 0
+    assert "failed" not in capsys.readouterr().err
+
+
 async def test_a_fault_of_the_console_goes_to_a_file_and_one_line_to_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +203,6 @@ async def test_numbers_and_letters_change_screens_and_a_question_mark_helps() ->
             await pilot.press(key)
             await until_shown(pilot, title)
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await until_open(pilot, HelpScreen)
         await pilot.press("escape")
         await until_shown(pilot, "[1 Fleet]")

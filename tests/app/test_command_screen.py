@@ -8,7 +8,7 @@ from dflash_tui.fleet.facts import JobsArrived
 from dflash_tui.fleet.started import StartedServer, StartedWith, runner_text
 from dflash_tui.link import RequestRefused
 
-from .scripted import NOW, ScriptedLink, console, launch_file, live, running_job, shown, until, until_shown
+from .scripted import NOW, ScriptedLink, console, launch_file, live, running_job, shown, until, until_open, until_shown
 
 JOB = running_job()
 STARTED = StartedWith(
@@ -71,7 +71,7 @@ async def test_one_key_shows_the_command_its_servers_the_versions_and_the_enviro
         )
         assert link.questions("command") == [{"job": JOB.id}]
         await pilot.press("escape")
-        assert isinstance(app.screen, JobsScreen)
+        await until_open(pilot, JobsScreen)
 
 
 async def test_the_runners_command_is_copied_as_it_can_be_run() -> None:

@@ -17,7 +17,7 @@ from dflash_tui.app.widgets.checkup_view import checkup_content
 from dflash_tui.fleet.facts import Check, CheckStatus, Checkup
 from dflash_tui.link import LinkError
 
-from .scripted import ScriptedLink, console, cpu_node, gpu_node, shown, until, until_shown
+from .scripted import ScriptedLink, console, cpu_node, gpu_node, shown, until, until_open, until_shown
 
 CHECKUP = Checkup(
     "gpu-1",
@@ -43,7 +43,7 @@ async def open_doctor(pilot: Pilot[None], host: str = "gpu-1") -> None:
     app = pilot.app
     assert isinstance(app, ConsoleApp)
     show_doctor(app, host)
-    await until(pilot, lambda: isinstance(app.screen, DoctorScreen), "the doctor")
+    await until_open(pilot, DoctorScreen)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)], ids=["80x24", "200x60"])
@@ -64,7 +64,7 @@ async def test_the_problem_stands_on_top_with_its_remedy_at_every_size(size: tup
         await pilot.press("end")
         await until_shown(pilot, "disk /data/29")
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, FleetScreen))
+        await until_open(pilot, FleetScreen)
         assert link.questions("doctor") == [{"write": True}]
 
 
@@ -82,7 +82,7 @@ async def test_the_node_under_the_cursor_is_asked_and_r_asks_again() -> None:
         await until(pilot, lambda: len(second.questions("doctor")) == 2, "a second question")
         assert first.questions("doctor") == []
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(app.screen, HelpScreen), "the help")
+        await until_open(pilot, HelpScreen)
         await until_shown(pilot, "Look again")
 
 
@@ -171,7 +171,7 @@ async def test_m_asks_about_a_model_and_escape_goes_back_to_the_node() -> None:
         await pilot.press("escape")
         await until_shown(pilot, "torch is built for CUDA 13.0")
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, FleetScreen))
+        await until_open(pilot, FleetScreen)
 
 
 async def test_a_model_that_cannot_be_asked_about_is_told_with_its_remedy() -> None:

@@ -12,7 +12,7 @@ from dflash_tui.app.app import ConsoleApp
 from dflash_tui.app.commands import show_help
 from dflash_tui.app.screens.help import HelpScreen, active_keys
 from dflash_tui.config import Settings
-from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node
+from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node, until_open
 
 
 def console(screen: str = "fleet") -> ConsoleApp:
@@ -23,7 +23,7 @@ def console(screen: str = "fleet") -> ConsoleApp:
 async def opened(app: ConsoleApp, pilot: Pilot[None]) -> HelpScreen:
     await pilot.pause()
     await pilot.press("question_mark")
-    await pilot.pause()
+    await until_open(pilot, HelpScreen)
     assert isinstance(app.screen, HelpScreen)
     return app.screen
 

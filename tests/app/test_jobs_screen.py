@@ -29,6 +29,7 @@ from .scripted import (
     shown,
     type_text,
     until,
+    until_open,
     until_shown,
     until_told,
 )
@@ -160,14 +161,14 @@ async def test_a_stop_says_which_processes_and_what_is_kept_and_does_nothing_unt
             RUNNING.id,
         )
         await pilot.press("enter")  # the button that does nothing has the focus
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         await pilot.press("x")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         assert link.questions("stop") == []
         await pilot.press("x")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         await pilot.press("y")
         await until(pilot, lambda: link.questions("stop"))
         assert link.questions("stop") == [{"job_id": RUNNING.id, "force": False}]
@@ -209,7 +210,7 @@ async def test_a_stop_that_the_node_refuses_is_told_with_its_remedy() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "> running")
         await pilot.press("x")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         await pilot.press("y")
         await until_told(pilot, "job is not running: look at the list again")
 
@@ -279,7 +280,7 @@ async def test_a_restart_that_the_plan_refuses_launches_nothing() -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         await until_shown(pilot, "! failed")
         await pilot.press("r")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         await pilot.press("y")
         await until_told(pilot, "'gpt_oss' is not supported", "choose a Qwen3 or Llama model")
         assert not link.questions("launch")
@@ -340,8 +341,8 @@ async def test_enter_opens_the_log_of_the_job_under_the_cursor() -> None:
         await until(pilot, lambda: isinstance(app.screen, LogsScreen) and link.questions("follow"))
         assert link.questions("follow") == [{"job": DONE.id, "file": "log"}]
         await pilot.press("2")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
-        assert "yesterday" in shown(app)
+        await until_open(pilot, JobsScreen)
+        await until_shown(pilot, "yesterday")
 
 
 async def test_escape_leaves_a_log_for_the_jobs_and_one_that_was_chosen_from_the_list_for_the_list() -> None:
@@ -351,7 +352,7 @@ async def test_escape_leaves_a_log_for_the_jobs_and_one_that_was_chosen_from_the
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, LogsScreen) and bool(app.screen.shown))
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         await pilot.press("3", "o", "enter", "escape")
         await until_shown(pilot, "[3 Logs]", "Choose a job")
 

@@ -26,6 +26,7 @@ from .scripted import (
     shown,
     type_text,
     until,
+    until_open,
     until_shown,
 )
 
@@ -47,7 +48,7 @@ async def fill(pilot: Pilot[Any], **texts: str) -> None:
 async def open_form(pilot: Pilot[Any]) -> None:
     await until_shown(pilot, "1/1 nodes live")
     await pilot.press("2", "n")
-    await until(pilot, lambda: isinstance(pilot.app.screen, LaunchScreen))
+    await until_open(pilot, LaunchScreen)
     await until_shown(pilot, "plan it first")
 
 
@@ -68,7 +69,7 @@ async def test_a_job_is_planned_then_launched_with_exactly_what_was_typed() -> N
         uuids = (h200(0, 1.0).uuid, h200(1, 1.0).uuid)
         assert link.questions("plan") == [{"verb": "extract", "spec": wanted, "python": "", "gpus": uuids}]
         await pilot.press("f9")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         (asked,) = link.questions("launch")
         launch = asked["launch"]
         assert (launch.name, launch.verb, launch.python, launch.spec, launch.gpus, launch.share) == (
@@ -184,7 +185,7 @@ async def test_what_was_typed_is_there_again_when_the_form_is_opened_again() -> 
         await open_form(pilot)
         await fill(pilot, **EXTRACT)
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         await pilot.press("n")
         await until_shown(pilot, "/m/qwen", "/d/gsm8k", "/o/states", "no GPU on this node")
 

@@ -9,7 +9,8 @@ from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 
 from dflash_tui.fleet.logtext import LINE_COST, LogText
-from tests.app.log_viewer import ROOT, ViewApp, draw, lines, screen, until, viewer
+from tests.app.log_viewer import ROOT, ViewApp, draw, lines, screen, viewer
+from tests.app.scripted import until
 
 LOG = ROOT / "tests" / "data" / "logs" / "v0.26.0-h200-hybrid-ok-then-stopped.log"
 

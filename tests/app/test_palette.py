@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from textual.command import CommandPalette, SearchIcon
 from textual.pilot import Pilot
 from textual.widgets import Select, Static
@@ -17,7 +15,17 @@ from dflash_tui.app.screens.jobs import JobsScreen
 from dflash_tui.app.screens.launch import LaunchScreen
 from dflash_tui.config import Settings
 from dflash_tui.fleet.facts import JobsArrived, JobState, LinkState
-from tests.app.scripted import NOW, Clock, ScriptedLink, gpu_node, launch_file, refused_node, running_job
+from tests.app.scripted import (
+    NOW,
+    Clock,
+    ScriptedLink,
+    gpu_node,
+    launch_file,
+    refused_node,
+    running_job,
+    until,
+    until_open,
+)
 
 ENDED = "20261130-015500-extract-0001"
 
@@ -28,14 +36,6 @@ def console(*, read_only: bool = False) -> ConsoleApp:
     for job in jobs:
         link.files[(job.id, "launch")] = launch_file(job)
     return ConsoleApp([link], Settings(hosts=("gpu-1",), read_only=read_only), clock=Clock(NOW))
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("what was waited for did not come")
 
 
 async def known(app: ConsoleApp, pilot: Pilot[None]) -> dict[str, Command]:
@@ -67,8 +67,8 @@ async def test_the_palette_connects_again_to_a_node_that_was_refused() -> None:
         commands["Connect to gpu-9 now"].run()
         assert link.asked == [("retry", {})]
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
-        assert app.screen.query_one(SearchIcon).icon == "/"
+        await until_open(pilot, CommandPalette)
+        await until(pilot, lambda: app.screen.query_one(SearchIcon).icon == "/", "the icon")
 
 
 async def test_a_read_only_console_offers_nothing_that_writes() -> None:
@@ -86,7 +86,7 @@ async def test_typing_in_the_palette_finds_a_theme_and_enter_takes_it() -> None:
     async with app.run_test() as pilot:
         await known(app, pilot)
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        await until_open(pilot, CommandPalette)
         await pilot.press(*"chalk")
         await until(pilot, lambda: _hits(app) == ["Theme: chalk"])
         await pilot.press("enter")
@@ -107,13 +107,13 @@ async def test_screens_help_and_the_launch_form_open_from_the_palette() -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         titles = await known(app, pilot)
         await titles["Jobs"].run()
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         titles["Help"].run()
-        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await until_open(pilot, HelpScreen)
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         titles["Launch a job"].run()
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+        await until_open(pilot, LaunchScreen)
 
 
 async def test_the_palette_opens_the_form_for_a_comparison_over_the_compare_screen() -> None:
@@ -121,7 +121,7 @@ async def test_the_palette_opens_the_form_for_a_comparison_over_the_compare_scre
     async with app.run_test(size=(100, 40)) as pilot:
         titles = await known(app, pilot)
         titles["Compare the backends"].run()
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+        await until_open(pilot, LaunchScreen)
         assert isinstance(app.screen_stack[0], CompareScreen)
         await until(pilot, lambda: app.screen.query_one("#verb", Select).value == "compare")
 
@@ -131,12 +131,12 @@ async def test_stopping_from_the_palette_asks_about_the_job_that_was_named() -> 
     async with app.run_test(size=(100, 40)) as pilot:
         titles = await known(app, pilot)
         await titles["Stop qwen3-8b gsm8k on gpu-1"].run()
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         assert "qwen3-8b gsm8k" in _question(app)
         await pilot.press("n")
-        await until(pilot, lambda: isinstance(app.screen, JobsScreen))
+        await until_open(pilot, JobsScreen)
         await titles["Restart the first on gpu-1"].run()
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         assert "the first" in _question(app)
 
 

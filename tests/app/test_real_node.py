@@ -18,7 +18,7 @@ from dflash_tui.fleet.facts import JobState, LinkState
 from dflash_tui.link import LinkOptions, NodeLink, parse_target
 from tests.sshd import Sshd
 
-from .scripted import shown, type_text, until, until_shown
+from .scripted import shown, type_text, until, until_open, until_shown
 
 ROOT = Path(__file__).parents[2]
 CONVERSATIONS = ROOT / "backends" / "demo" / "data" / "gsm8k-test-220.jsonl"
@@ -51,7 +51,7 @@ async def test_a_job_is_planned_started_watched_to_its_end_and_its_log_read(
                 pilot, lambda: app.fleet.nodes[0].live and app.fleet.nodes[0].metrics, "a live node", limit_s=120
             )
             await pilot.press("n")
-            await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+            await until_open(pilot, LaunchScreen)
             await until_shown(pilot, sys.executable)
             await pilot.press("tab", "enter", "down", "enter")
             await until_shown(pilot, "inputs")
@@ -61,7 +61,7 @@ async def test_a_job_is_planned_started_watched_to_its_end_and_its_log_read(
             await pilot.press("f5")
             await until(pilot, lambda: "This can run." in shown(app) or "remedy" in shown(app), "a plan", limit_s=180)
             await pilot.press("f9")
-            await until(pilot, lambda: isinstance(app.screen, JobsScreen), "the jobs", limit_s=60)
+            await until_open(pilot, JobsScreen, limit_s=60)
             await until(pilot, lambda: app.fleet.nodes[0].jobs, "a job", limit_s=60)
 
             def job():  # type: ignore[no-untyped-def]

@@ -29,6 +29,7 @@ from .scripted import (
     shown,
     type_text,
     until,
+    until_open,
     until_shown,
 )
 from .test_jobs_screen import DONE, FAILED, ORPHAN, RUNNING, node
@@ -106,7 +107,7 @@ def test_the_question_before_a_stop_looks_as_it_did(snap_compare: Any, size: tup
     async def run(pilot: Pilot[Any]) -> None:
         await on_jobs(pilot)
         await pilot.press("x")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await until_open(pilot, ConfirmScreen)
         await until_shown(pilot, "Stop it (y)")
 
     assert snap_compare(jobs_console(), terminal_size=size, run_before=run)

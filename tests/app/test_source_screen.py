@@ -29,6 +29,7 @@ from .scripted import (
     shown,
     type_text,
     until,
+    until_open,
     until_shown,
 )
 
@@ -84,7 +85,7 @@ async def test_one_key_opens_the_source_of_a_failed_job_at_the_line_that_raised_
         assert marked == ["> 300 │"]
         assert "  299 │    return x + 74  # a comment" in rows(app)
         await pilot.press("escape")
-        assert isinstance(app.screen, JobsScreen)
+        await until_open(pilot, JobsScreen)
 
 
 async def test_the_key_stands_in_the_footer_only_where_it_does_something() -> None:
@@ -260,8 +261,8 @@ async def test_the_palette_opens_a_file_of_the_node() -> None:
         await type_text(pilot, "open a file")
         await until_shown(pilot, "Open a file of gpu-1")
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, SourceScreen), "the screen")
-        assert app.screen.query_one(PromptBar).display
+        await until_open(pilot, SourceScreen)
+        await until(pilot, lambda: app.screen.query_one(PromptBar).display, "the question for a file")
 
 
 async def test_a_search_in_lines_that_are_cut_says_what_it_did_not_look_at() -> None:

@@ -134,6 +134,7 @@ def _vllm(
     verdict = can_extract(
         config,
         found.version,
+        missing=found.missing,
         torch=found.torch,
         cuda=found.cuda,
         driver=cuda_of_driver(),
@@ -144,7 +145,7 @@ def _vllm(
     if refused is not None and verdict.ok is not False:
         # What a vLLM may be able to do helps nobody whose launch is refused.
         verdict = replace(verdict, ok=False, why=f"extract refuses it: {refused.message}", remedy=refused.remedy)
-    return {**asdict(found), **verdict.to_json()}
+    return {**asdict(found), "missing": list(found.missing), **verdict.to_json()}
 
 
 def _vllms(spec: CapabilitiesSpec) -> tuple[list[Found], list[dict[str, str]]]:

@@ -71,6 +71,7 @@ def can_extract(
     config: Mapping[str, Any],
     vllm_version: str,
     *,
+    missing: Sequence[str] = (),
     torch: str | None = None,
     cuda: str | None = None,
     driver: tuple[int, int] | None = None,
@@ -80,6 +81,7 @@ def can_extract(
 ) -> Verdict:
     """Whether this vLLM can extract from the model of this config.json.
 
+    missing: packages that vLLM cannot be imported without, and that are not beside it.
     torch, cuda: version of torch beside vLLM, and of the CUDA that it was built for; None where not known.
     driver: the newest CUDA that the NVIDIA driver takes. gpus: compute capability of each card; none means the CPU.
     """
@@ -95,6 +97,7 @@ def can_extract(
     row = next((row for row in ROWS if row.covers(family, version)), None)
     problem = (
         _not_of_this_model(config, tensor_parallel)
+        or _without(missing)
         or _not_on_this_machine(torch, cuda, driver, gpus, dtype)
         or (_not_of_this_version(row, family, vllm_version, gpus) if row is not None and not row.result else None)
     )
@@ -214,6 +217,16 @@ def _not_of_this_model(config: Mapping[str, Any], tensor_parallel: int) -> Probl
 
 def _divisors(number: int) -> str:
     return ", ".join(str(part) for part in range(1, min(number, 64) + 1) if number % part == 0)
+
+
+def _without(missing: Sequence[str]) -> Problem | None:
+    if not missing:
+        return None
+    names = " and ".join(missing)
+    return _problem(
+        f"{names} {'is' if len(missing) == 1 else 'are'} not beside this vLLM, which cannot be imported so",
+        f"install {names} into its Python, or make a whole one (setup --vllm 0.26.0)",
+    )
 
 
 def _not_on_this_machine(

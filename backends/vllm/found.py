@@ -24,6 +24,7 @@ for name in list(found)[:4]:
         found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         pass
+found["missing"] = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 spec = importlib.util.find_spec("torch")
 for folder in (spec and spec.submodule_search_locations) or ():
     try:
@@ -40,7 +41,7 @@ print(json.dumps(found))
 class Found:
     """A Python that has a vLLM. torch, transformers, hs_connectors: versions there, None where one is not installed.
 
-    cuda: what its torch was built for, None for a CPU build.
+    cuda: what its torch was built for, None for a CPU build. missing: what vLLM cannot be imported without, and is not there.
     """
 
     python: str
@@ -49,6 +50,7 @@ class Found:
     transformers: str | None
     hs_connectors: str | None
     cuda: str | None
+    missing: tuple[str, ...] = ()
 
 
 def find_vllm(python: str = "") -> Found:
@@ -110,7 +112,7 @@ def look(python: str) -> Found | None:
     if not answer["vllm"]:
         return None
     beside = answer["torch"], answer["transformers"], answer["hs-connectors"], answer["cuda"]
-    return Found(python, str(answer["vllm"]), *beside)
+    return Found(python, str(answer["vllm"]), *beside, missing=tuple(answer["missing"]))
 
 
 def _program(python: str) -> str:

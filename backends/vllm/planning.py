@@ -118,6 +118,7 @@ def plan_server(spec: ExtractSpec, config: Mapping[str, Any]) -> ServerPlan | Ot
     verdict = can_extract(
         config,
         found.version,
+        missing=found.missing,
         torch=found.torch,
         cuda=found.cuda,
         driver=cuda_of_driver(),

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_a_hybrid_is_for_the_newer_version_and_the_older_says_which(node: Path, 
     assert "--language-model-only" in newer["flags"] and "triton" in newer["flags"]
     assert (older["version"], older["ok"], older["instead"]) == ("0.20.1", False, "0.26.0")
     assert "hybrid KV cache manager" in older["why"] and "0.26.0" in older["remedy"] and older["sources"]
+
+
+def test_a_vllm_whose_python_lacks_torch_is_no_choice(node: Path, tmp_path: Path) -> None:
+    python = tmp_path / "lacks" / "bin" / "python"
+    venv.create(python.parent.parent, symlinks=True)
+    installed(python, "vllm", "0.26.0")
+    installed(python, "transformers", "5.14.1")
+    answer = asked(config(tmp_path / "model", **DENSE), vllm_pythons=(str(python),))
+    found = next(one for one in answer["vllm"] if one["python"] == str(python))
+    assert found["ok"] is False and found["missing"] == ["torch"]
+    assert found["why"] == "torch is not beside this vLLM, which cannot be imported so"
+    assert all(one["missing"] == [] for one in answer["vllm"] if one is not found)
 
 
 def test_hf_says_how_it_computes_the_model_and_how_far_off_it_may_be(

@@ -203,6 +203,23 @@ def test_heads_that_tensor_parallel_does_not_divide_are_named_with_what_does() -
     assert "num_key_value_heads" in said("qwen3", "0.26.0", tensor_parallel=6, config=groups).why
 
 
+def test_a_vllm_without_what_it_imports_cannot() -> None:
+    verdict = said("qwen3", "0.26.0", missing=("torch",))
+    assert verdict.ok is False
+    assert verdict.why == "torch is not beside this vLLM, which cannot be imported so"
+    assert verdict.remedy.startswith("install torch into its Python")
+    assert "torch and transformers are not" in said("qwen3", "0.26.0", missing=("torch", "transformers"), gpus=()).why
+
+
+def test_what_was_seen_with_two_cards_is_told_of_several_cards() -> None:
+    def told(parallel: int, **more: Any) -> bool:
+        return any("FlashInfer" in line for line in said("qwen3", "0.26.0", tensor_parallel=parallel, **more).warnings)
+
+    assert told(2)
+    assert not told(1)
+    assert not told(2, gpus=())
+
+
 def test_the_page_assertion_is_told_where_it_can_come() -> None:
     def told(family: str, version: str, parallel: int) -> bool:
         return any("page_size_padded" in line for line in said(family, version, tensor_parallel=parallel).warnings)

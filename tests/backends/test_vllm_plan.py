@@ -58,7 +58,7 @@ def test_the_newest_whole_environment_is_taken_and_nothing_is_imported(home: Pat
     assert environments() == [python_of(home, "0.26.0"), python_of(home, "0.20.1")]
     found = find_vllm()
     assert (found.python, found.version) == (python_of(home, "0.26.0"), "0.26.0")
-    assert (found.torch, found.cuda, found.transformers, found.hs_connectors) == ("2.11.0", "13.0", None, None)
+    assert (found.torch, found.cuda, found.transformers, found.hs_connectors) == ("2.11.0", "13.0", "5.14.1", None)
     assert find_vllm(python_of(home, "0.20.1")).version == "0.20.1"
 
 
@@ -166,6 +166,15 @@ def test_a_hybrid_is_refused_by_the_old_version_with_its_reason_and_no_command(
     newer = planned(fields, model=model)
     assert (newer["ok"], newer["error"]) == (True, None)
     assert newer["vllm"]["flags"] == [NO_CACHE, "--language-model-only"]
+
+
+def test_a_vllm_without_torch_is_refused_before_a_server_dies_of_it(home: Path, fields: dict[str, Any]) -> None:
+    python = environment(home / "lacks", "0.26.0")
+    shutil.rmtree(next(python.parent.parent.glob("lib/python*/site-packages/torch")))
+    answer = planned(fields, vllm_python=str(python))
+    assert answer["ok"] is False
+    assert answer["error"] == "torch is not beside this vLLM, which cannot be imported so"
+    assert "setup --vllm 0.26.0" in answer["remedy"]
 
 
 def test_a_family_that_hf_does_not_know_is_refused_in_vllms_words(

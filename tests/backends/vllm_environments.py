@@ -26,6 +26,7 @@ def environment(data: Path, version: str, *, whole: bool = True) -> Path:
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     installed(python, "vllm", version)
+    installed(python, "transformers", "5.14.1")
     installed(python, "torch", "2.11.0")
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "torch" / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")

@@ -19,6 +19,8 @@ _MOST_FAILURES = 64
 _LONGEST_WORDS = 700
 # Samples that were under way still come for a while after an error that ends the server.
 _SURVIVED_S = 60.0
+# A server whose worker failed ends within seconds, or never: two H200s held each other at full load until they were killed.
+_ENDS_WITHIN_S = 60.0
 
 # In this order; a start goes through most of them once, and never back.
 PHASES = (
@@ -51,6 +53,8 @@ _FOLLOWS = re.compile(
     r"[Ss]ee root cause above|EngineDeadError|initialization failed|CalledProcessError|failed to be inspected"
     r"|^RuntimeError: (?:Executor failed|Worker failed|Error raised in subprocess)"
 )
+# No start comes to its end after a worker's exception.
+_FATAL = re.compile(r"WorkerProc hit an exception")
 _DIED = re.compile(r"(?P<what>(?:Worker|Engine core) proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)")
 _FULL = re.compile(
     r"No space left on device|[Qq]uota exceeded|StorageFull|\berrno 28\b|os error 28|Errno 28", re.IGNORECASE
@@ -78,6 +82,7 @@ class ServerLog:
         self._rest = b""
         self._said = ""
         self._said_at = 0.0
+        self._fatal_at: float | None = None
         self.arguments = ""
         self._fd: int | None = None
         info = os.fstat(fd)
@@ -93,7 +98,7 @@ class ServerLog:
         with self._lock:
             self._session = session
             self.phase, self.kv_tokens, self.arguments = PHASES[0][0], None, ""
-            self._said = ""
+            self._said, self._fatal_at = "", None
             self._failures.clear()
 
     def read(self) -> None:
@@ -112,6 +117,11 @@ class ServerLog:
         """The server's own words for why it ended, "" where it said none: the first error that is no consequence."""
         with self._lock:
             return self.arguments or self._said
+
+    def hangs(self) -> bool:
+        """Whether a worker of the server failed so long ago that the server would have ended by now."""
+        with self._lock:
+            return self._fatal_at is not None and time.monotonic() - self._fatal_at > _ENDS_WITHIN_S
 
     def survived(self, last_good: float) -> None:
         """A sample came at this moment (monotonic clock): what was said well before it was no end."""
@@ -139,6 +149,8 @@ class ServerLog:
         if failed:
             self._failures.append(_short(failed["why"]))
         text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]
+        if self._fatal_at is None and _FATAL.search(text):
+            self._fatal_at = time.monotonic()
         arguments = _ARGUMENTS.match(text)
         if arguments:
             self.arguments = _short(arguments["what"])

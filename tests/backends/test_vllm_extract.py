@@ -236,6 +236,22 @@ def test_a_server_that_cannot_start_says_why_in_its_own_words(bench: Bench, even
     assert len(bench.starts()) == 1
 
 
+def test_a_server_that_never_ends_after_its_worker_failed_is_given_up_with_the_workers_words(
+    bench: Bench, events: Any
+) -> None:
+    words = (
+        "(Worker_TP0 pid=PID) ERROR 11-30 12:00:00 [multiproc_executor.py:1007] WorkerProc hit an exception.\n"
+        "(Worker_TP0 pid=PID) ERROR 11-30 12:00:00 [multiproc_executor.py:1007] RuntimeError: CUDA error: an illegal access"
+    )
+    bench.set({"name": "fails to start", "words": words, "seconds": 3600})
+    with pytest.raises(
+        WorkerError,
+        match=r"hangs at its start, after a worker of it failed: RuntimeError: CUDA error: an illegal access",
+    ):
+        bench.run(events)
+    assert len(bench.starts()) == 1
+
+
 def test_arguments_that_vllm_rejects_are_told_in_its_own_words(bench: Bench, events: Any) -> None:
     with pytest.raises(JobError, match=r"ended with exit status 2 .*: unrecognized arguments: --mystery") as failure:
         bench.run(events, extra_args=["--enforce-eager", "--mystery"])

@@ -69,6 +69,20 @@ def test_a_failed_servers_own_words_are_the_first_error_not_its_consequences(
     assert said in of_recording(name, tmp_path).log.said()
 
 
+def test_a_worker_that_failed_and_a_server_that_does_not_end_is_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = of_recording("v0.26.0-two-h200-worker-hangs", tmp_path).log
+    assert log.phase == "profiling, making the KV cache"
+    assert "CUBLAS_STATUS_INTERNAL_ERROR when calling" in log.said()
+    assert not log.hangs()  # it may still end
+    monkeypatch.setattr("backends.vllm.log._ENDS_WITHIN_S", 0.0)
+    assert log.hangs()
+    assert not of_recording("v0.26.0-h200-dense-ok", tmp_path).log.hangs()
+    log.of(0)  # another start
+    assert not log.hangs()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,6 +1,7 @@
 """A vLLM of this machine: what `doctor` predicts for a dense and a hybrid model, and what then happens; prints one JSON document.
 
-    python3 tests/gpu/vllm.py --out FOLDER --vllm-python PYTHON [--cells dense,hybrid] [--compare] [--samples 256] [--tiny]
+    python3 tests/gpu/vllm.py --out FOLDER --vllm-python PYTHON [--cells dense,hybrid] [--compare] [--samples 256]
+        [--gpus 0,1 --tensor-parallel 2] [--tiny]
 
 By the commands that a user types, `--host local`: `doctor --model`, `launch --backend vllm --wait`, `verify`, `compare`, `diagnose`. Where the
 prediction is no, the launch must be refused; then the server is started by hand with the backend's own command line, which must
@@ -55,7 +56,8 @@ class Run:
         if args.tiny:
             self.env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
         (self.work / "home").mkdir(parents=True, exist_ok=True)
-        self.gpus = [] if args.tiny else ["--gpus", args.gpu]
+        self.gpus = [] if args.tiny else ["--gpus", args.gpus]
+        self.parallel = ["--tensor-parallel", str(args.tensor_parallel)]
 
     def expect(self, what: str, holds: bool, found: Any = None) -> None:
         if not holds:
@@ -142,7 +144,7 @@ def data_of(run: Run) -> Path:
 def predicted(run: Run, model: Path) -> dict[str, Any]:
     """What doctor says of this vLLM and the model."""
     python = run.args.vllm_python
-    answer = run.ask("doctor", "--model", model, "--vllm-python", python, *run.gpus, code=None)
+    answer = run.ask("doctor", "--model", model, "--vllm-python", python, *run.gpus, *run.parallel, code=None)
     mine = [one for one in answer.get("vllm") or () if one["python"] == python]
     run.expect("doctor judges this vLLM", len(mine) == 1, answer)
     return {"hf": answer.get("hf"), "vllm": mine[0] if mine else {}, "seconds": answer["seconds"]}
@@ -151,9 +153,21 @@ def predicted(run: Run, model: Path) -> dict[str, Any]:
 def extraction(run: Run, cell: str, model: Path, samples: int) -> list[object]:
     output = run.work / f"states-{cell}"
     shutil.rmtree(output, ignore_errors=True)
-    extra = [*SERVER_ARGUMENTS[cell], *(["--enforce-eager"] if run.args.tiny and not SERVER_ARGUMENTS[cell] else [])]
+    # On two cards the compiled all-reduce wants NVLink multicast, which not every host has.
+    eager = run.args.tiny or run.args.tensor_parallel > 1
+    extra = [*SERVER_ARGUMENTS[cell], *(["--enforce-eager"] if eager and not SERVER_ARGUMENTS[cell] else [])]
     words: list[object] = ["--backend", "vllm", "--model", model, "--dataset", data_of(run), "--output", output]
-    words += ["--vllm-python", run.args.vllm_python, "--last", samples, *run.gpus, "--name", cell, "--wait"]
+    words += [
+        "--vllm-python",
+        run.args.vllm_python,
+        "--last",
+        samples,
+        *run.gpus,
+        *run.parallel,
+        "--name",
+        cell,
+        "--wait",
+    ]
     return [*words, "--", *extra] if extra else words
 
 
@@ -166,7 +180,9 @@ def works(run: Run, cell: str, model: Path) -> dict[str, Any]:
     if job["exit"]:
         found["diagnosis"] = run.ask("diagnose", job["job"], code=None) if job.get("job") else None
         return found
-    found["verify"] = run.ask("verify", run.work / f"states-{cell}", "--recompute", 2, *run.gpus)
+    found["verify"] = run.ask(
+        "verify", run.work / f"states-{cell}", "--recompute", 2, *(one.split(",")[0] for one in run.gpus)
+    )
     shutil.rmtree(run.work / f"states-{cell}", ignore_errors=True)
     return found
 
@@ -200,7 +216,7 @@ def refused(run: Run, cell: str, model: Path) -> dict[str, Any]:
 
     # A verdict of no has no flags: those that the family and the version would need.
     family = json.loads((model / "config.json").read_text(encoding="utf-8"))["model_type"]
-    case = Case(family, version_of(run.version) or (0,), not run.args.tiny, 1)
+    case = Case(family, version_of(run.version) or (0,), not run.args.tiny, run.args.tensor_parallel)
     flags = [word for note in FLAGS if note.applies(case) for word in note.text.split()]
 
     launch = run.ask("launch", *extraction(run, cell, model, 8), code=2)
@@ -214,6 +230,7 @@ def refused(run: Run, cell: str, model: Path) -> dict[str, Any]:
             layer_ids=(2, 3, 4, 5, 6, 8),
             port=8123,
             max_model_len=4097,
+            tensor_parallel=run.args.tensor_parallel,
             flags=tuple(flags),
             extra_args=("--enforce-eager",),
         )
@@ -253,7 +270,8 @@ def compared(run: Run, model: Path) -> dict[str, Any]:
         "--samples",
         run.args.samples,
     ]
-    found: dict[str, Any] = run.ask("compare", *words, *run.gpus, "--vllm-python", run.args.vllm_python, *extra)
+    words += [*run.gpus, *run.parallel, "--vllm-python", run.args.vllm_python]
+    found: dict[str, Any] = run.ask("compare", *words, *extra)
     for name in ("compare.json", "hf.events.jsonl", "vllm.events.jsonl"):
         if (output / name).is_file():
             shutil.copy(output / name, run.out / name)
@@ -270,7 +288,8 @@ def main() -> int:
     parser.add_argument("--cells", default="dense,hybrid", help='comma-separated, "" for none (%(default)s)')
     parser.add_argument("--compare", action="store_true", help="hf and vLLM on the dense model")
     parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--gpu", default="0")
+    parser.add_argument("--gpus", default="0")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--work", type=Path, help="where models and states are written (OUT/work)")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--build", choices=MODELS, help=argparse.SUPPRESS)

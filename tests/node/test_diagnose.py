@@ -17,6 +17,7 @@ FAILED = {
     "v0.20.1-h200-no-eagle3-interface": ("vllm-no-eagle3-interface", 96, "gpu_model_runner.py", 4830),
     "v0.20.1-hybrid-kv-manager-off": ("vllm-hybrid-kv-manager-off", 117, "kv_cache_utils.py", 1407),
     "v0.20.1-hybrid-page-size": ("vllm-hybrid-page-size", 117, "kv_cache_utils.py", 1035),
+    "v0.26.0-two-h200-worker-hangs": ("gpu-illegal-access", 153, "_ops.py", 865),
     "v0.32.0-cpu-killed": ("killed-by-sigkill", 282, None, None),
     "v0.32.0-cpu-pin-memory": ("no-pinned-memory", 202, "example_hidden_states_connector.py", 402),
     "v0.32.0-cpu-prefix-caching": ("vllm-hybrid-prefix-caching", 189, "mamba_utils.py", 1226),

@@ -78,9 +78,10 @@ ROWS = (
     ),
     Rule(
         "gpu-illegal-access",
-        r"illegal memory access was encountered|device-side assert triggered|misaligned address",
+        r"illegal memory access was encountered|device-side assert triggered|misaligned address|CUBLAS_STATUS_INTERNAL_ERROR",
         "a kernel on the GPU went wrong: {said}",
-        "run it again with CUDA_LAUNCH_BLOCKING=1 to see where; ids beyond the vocabulary are a common reason",
+        "run it again with CUDA_LAUNCH_BLOCKING=1 to see where; ids beyond the vocabulary are a common reason, and of vLLM on several"
+        " GPUs its all-reduce: try `-- --enforce-eager`",
         "CUDA runtime",
         plain=True,
     ),

@@ -260,6 +260,7 @@ def main():
     failing = fake.fault("fails to start")
     if failing:
         print(failing["words"].replace("PID", str(os.getpid())), flush=True)
+        time.sleep(failing.get("seconds", 0))
         sys.exit(failing.get("status", 1))
     print(
         f"(EngineCore pid={os.getpid()}) INFO 11-30 12:00:00 [gpu_model_runner.py:1] Starting to load model x...",

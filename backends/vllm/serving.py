@@ -233,8 +233,9 @@ class ServerWorker:
             if client.healthy() and self._is_ours(client):
                 return True
             if self._log.hangs():
-                said = self._log.said() or "see the log for which"
-                self._raise(f"the vLLM server hangs at its start, after a worker of it failed: {said}", "see the log")
+                said = self._log.said()
+                line = "the vLLM server hangs at its start, after a worker of it failed" + (f": {said}" if said else "")
+                self._raise(line, "see the log")
             if time.monotonic() > deadline:
                 self._raise(
                     f"the vLLM server did not become healthy within {limit_s:g} s (it was at: {self._log.phase})",

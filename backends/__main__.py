@@ -39,6 +39,7 @@ if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == _HERE:
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
+# Only now: they are found by that path.
 from backends import credentials  # noqa: E402
 from backends.errors import Interrupted, JobError, one_line  # noqa: E402
 from backends.events import EventLog  # noqa: E402

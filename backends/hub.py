@@ -87,7 +87,7 @@ def localised(spec: Spec, events: EventLog, should_stop: Callable[[], bool]) -> 
     if wanted is not None:
         name, pinned = wanted
         folder = there(name, not isinstance(spec, PrepareSpec), pinned).folder
-        spec = replace(spec, model=str(folder))  # type: ignore[call-arg]
+        spec = replace(spec, model=str(folder))  # type: ignore[call-arg]  # each spec that the hub is asked for has a model
     if isinstance(spec, PrepareSpec):
         inputs: list[str] = []
         for text in spec.inputs:

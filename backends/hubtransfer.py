@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm  # type: ignore[import-untyped]  # it has no types
 
 from backends import credentials
 from backends.hubname import HubName
@@ -66,7 +66,7 @@ def _bar_of(transfer: Transfer) -> type[Any]:
     """A progress bar that shows nothing: it counts, and ends the transfer that it belongs to where that was stopped."""
     lock = threading.Lock()
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):  # type: ignore[misc]  # its base has no types
         monitor_interval = 0
 
         def __init__(self, *args: Any, **options: Any) -> None:

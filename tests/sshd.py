@@ -243,7 +243,7 @@ def _is_sshd(process: psutil.Process) -> bool:
 @contextlib.contextmanager
 def running_sshd(folder: Path, port: int | None = None, **options: object) -> Iterator[Sshd]:
     """A started `Sshd` that is stopped in the end."""
-    server = Sshd(folder, port, **options)  # type: ignore[arg-type]
+    server = Sshd(folder, port, **options)
     try:
         yield server.start()
     finally:

@@ -94,7 +94,7 @@ class VirtualNode(Sshd):
 @contextlib.contextmanager
 def running_node(folder: Path, **options: object) -> Iterator[VirtualNode]:
     """A started node; at the end every process in it is gone."""
-    node = VirtualNode(folder, **options)  # type: ignore[arg-type]
+    node = VirtualNode(folder, **options)
     try:
         node.start()
         yield node

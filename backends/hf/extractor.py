@@ -90,7 +90,7 @@ class Extractor:
         self._host: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
             self._host.put(None)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch leaves its streams untyped
         self._prove()
 
     @classmethod
@@ -202,7 +202,7 @@ class Extractor:
             host[: states.numel()].copy_(states.view(-1), non_blocking=True)
             # The allocator must not hand this memory to the next pack before the copy is over.
             states.record_stream(self._copies)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as its streams
             copied.record(self._copies)
         return copied, host
 

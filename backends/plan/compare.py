@@ -171,7 +171,7 @@ def _problem(found: ComparePlan, freed: int) -> JobError | None:
 
 def _fitting(found: ComparePlan, room: int) -> int:
     """How many samples both sides have room for."""
-    each: Callable[[int], int] = lambda row: sum(s.lengths[row] * s.bytes_per_token for s in found.sides.values())  # noqa: E731
+    each: Callable[[int], int] = lambda row: sum(s.lengths[row] * s.bytes_per_token for s in found.sides.values())  # noqa: E731 - a name with a type, for what is a line
     size = count = 0
     for row in found.sides["hf"].rows:
         size += each(row)

@@ -95,7 +95,7 @@ def looked_up(spec: Spec) -> tuple[Spec, tuple[str, ...], Pending]:
         small = [path for path in snapshot.missing() if path in _READ[: 1 if weights else None]]
         if small:
             _ask(name, lambda: hub.fetch_small(snapshot, small))
-        spec = replace(spec, model=str(snapshot.folder))  # type: ignore[call-arg]
+        spec = replace(spec, model=str(snapshot.folder))  # type: ignore[call-arg]  # each spec that the hub is asked for has a model
     here: list[str] = []
     for text in inputs:
         dataset = dataset_name(text)

@@ -148,7 +148,7 @@ class ServerLog:
         failed = _WRITE_FAILED.search(line)
         if failed:
             self._failures.append(_short(failed["why"]))
-        text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]
+        text = line[len(_PREFIX.match(line).group()) :]  # type: ignore[union-attr]  # it may be empty: it always matches
         if self._fatal_at is None and _FATAL.search(text):
             self._fatal_at = time.monotonic()
         arguments = _ARGUMENTS.match(text)

@@ -59,9 +59,9 @@ class ConsoleApp(App[None]):
         "compare": CompareScreen,
     }
     DEFAULT_MODE = "fleet"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]  # noqa: RUF012
-    COMMANDS = {ConsoleCommands}  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012 - as Textual declares it
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]  # noqa: RUF012 - as Textual declares it
+    COMMANDS = {ConsoleCommands}  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f,1", "mode('fleet')", "Fleet", show=False),
         Binding("j,2", "mode('jobs')", "Jobs", show=False),

@@ -108,7 +108,7 @@ def _check(row: object) -> Check | None:
     if not name:
         return None
     try:
-        status = CheckStatus(fields.get("status"))  # type: ignore[arg-type]
+        status = CheckStatus(fields.get("status"))  # type: ignore[arg-type]  # whatever the node sent
     except ValueError:
         status = CheckStatus.UNKNOWN
     return Check(name, status, found or "", clean(fields.get("remedy")) or "")

@@ -100,7 +100,7 @@ def job(value: object) -> Job | None:
     fields = mapping(value)
     name = clean(fields.get("job"))
     try:
-        state = JobState(fields.get("state"))  # type: ignore[arg-type]
+        state = JobState(fields.get("state"))  # type: ignore[arg-type]  # whatever the node sent
     except ValueError:
         return None
     if not name:

@@ -25,13 +25,13 @@ class _Agent(AgentSSH):
         connection.settimeout(timeout)
         try:
             connection.connect(path)
-            self._connect(connection)  # type: ignore[attr-defined]
+            self._connect(connection)  # type: ignore[attr-defined]  # paramiko's stubs leave it out
         except BaseException:
             connection.close()
             raise
 
     def close(self) -> None:
-        self._close()  # type: ignore[attr-defined]
+        self._close()  # type: ignore[attr-defined]  # paramiko's stubs leave it out
 
 
 @dataclass(slots=True)

@@ -314,7 +314,7 @@ def _shut(carrier: socket.socket) -> None:
 
 def _connect(found: socket.socket, address: object, timeout: float, cancel: Cancel) -> None:
     found.setblocking(False)
-    code = found.connect_ex(address)  # type: ignore[arg-type]
+    code = found.connect_ex(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
     deadline = time.monotonic() + timeout
     while code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
         if cancel.is_set:

@@ -42,7 +42,7 @@ def number(value: object) -> float | None:
 
 def whole(value: object) -> int | None:
     found = number(value)
-    return None if found is None or found != int(found) else int(value)  # type: ignore[call-overload]
+    return None if found is None or found != int(found) else int(value)  # type: ignore[call-overload]  # `number` took it; as a float it may lose digits
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ def _or_none(nothing: Any, ask: Callable[[], Value]) -> Value:
     try:
         return ask()
     except (ValueError, IndexError):
-        return nothing  # type: ignore[no-any-return]
+        return nothing  # type: ignore[no-any-return]  # the caller's own
 
 
 class Host:

@@ -246,7 +246,7 @@ class Requests:
 
         def started() -> None:
             for asked in self._launching.pop(job, []):
-                self._guarded(asked, lambda asked=asked: self._answer(asked, {"job": self._record(job)}))  # type: ignore[misc]
+                self._guarded(asked, lambda asked=asked: self._answer(asked, {"job": self._record(job)}))  # type: ignore[misc]  # mypy knows no lambda's defaults
 
         def carefully(call: Then) -> None:
             try:
@@ -315,7 +315,7 @@ class Requests:
             check()  # another console has begun it; the file just written reaches that one
             return
         try:
-            fail: launching.Fail = lambda refused: self._refuse(number, refused)  # noqa: E731
+            fail: launching.Fail = lambda refused: self._refuse(number, refused)  # noqa: E731 - a name with a type, for what is a line
             launching.spawn(self._agent.loop, folder, [fd], check, fail, adopt=True)
         finally:
             os.close(fd)

@@ -45,7 +45,7 @@ STARTED = StartedWith(
 
 def node(**more: object) -> ScriptedLink:
     values = {"command_answer": STARTED, "files": {(JOB.id, "launch"): launch_file(JOB)}, **more}
-    return ScriptedLink("gpu-1", [*live("gpu-1"), JobsArrived("gpu-1", (JOB,))], **values)  # type: ignore[arg-type]
+    return ScriptedLink("gpu-1", [*live("gpu-1"), JobsArrived("gpu-1", (JOB,))], **values)
 
 
 async def test_one_key_shows_the_command_its_servers_the_versions_and_the_environment_without_secrets() -> None:

@@ -236,7 +236,7 @@ async def test_n_opens_the_form_for_a_comparison_and_what_it_starts_is_shown_her
         await until_open(pilot, CompareScreen)
         (asked,) = link.questions("launch")
         assert asked["launch"].verb == "compare"
-        await until(pilot, lambda: app.screen.selected()[1].id == asked["job_id"])  # type: ignore[union-attr]
+        await until(pilot, lambda: app.screen.selected()[1].id == asked["job_id"])
         await until_shown(pilot, "hf waits, vllm waits")
 
 

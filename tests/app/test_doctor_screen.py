@@ -36,7 +36,7 @@ CHECKUP = Checkup(
 def hits(app: ConsoleApp) -> list[str]:
     """What the palette found."""
     found = app.screen.query(CommandList)
-    return [option.hit.text or "" for one in found for option in one.options if option.hit is not None]  # type: ignore[attr-defined]
+    return [option.hit.text or "" for one in found for option in one.options if option.hit is not None]
 
 
 async def open_doctor(pilot: Pilot[None], host: str = "gpu-1") -> None:

@@ -166,12 +166,11 @@ async def test_a_flood_of_facts_reaches_the_screen_as_few_changes() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "0 H200")
         screen = app.screen
-        show = screen.show_fleet  # type: ignore[attr-defined]
-        screen.show_fleet = lambda fleet: (seen.append(fleet), show(fleet))  # type: ignore[attr-defined]
+        show = screen.show_fleet
+        screen.show_fleet = lambda fleet: (seen.append(fleet), show(fleet))
         for number in range(20_000):
             link.emit(BeatArrived("gpu-1", NOW + number))
-        node = lambda: app.fleet.nodes[0]  # noqa: E731
-        await until(pilot, lambda: node().last_seen == NOW + 19_999)
+        await until(pilot, lambda: app.fleet.nodes[0].last_seen == NOW + 19_999)
         assert len(seen) <= 8  # 5,000 facts at a time at the most
 
 
@@ -188,7 +187,7 @@ async def test_of_a_big_fleet_only_the_visible_lines_are_drawn() -> None:
         view = app.screen.query_one(FleetView)
         await until(pilot, lambda: len(view.rows) == 64 * 11 - 1)
         draw = view.draw_row
-        view.draw_row = lambda row, width: (drawn.append(row), draw(row, width))[1]  # type: ignore[method-assign]
+        view.draw_row = lambda row, width: (drawn.append(row), draw(row, width))[1]
         for link in links:
             reading = Metrics(NOW + 1, host_metrics(), tuple(h200(k, 99.0) for k in range(8)), "nvml")
             link.emit(MetricsArrived(link.host, reading))

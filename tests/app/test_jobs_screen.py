@@ -270,8 +270,8 @@ async def test_a_restart_plans_and_launches_the_same_spec_under_another_id() -> 
         assert asked["job_id"] != FAILED.id and "-prepare-" in asked["job_id"]
         assert asked["launch"].spec["output"] == f"/data/{FAILED.id}" and asked["launch"].verb == "prepare"
         assert link.questions("plan")[0]["spec"] == asked["launch"].spec
-        await until(pilot, lambda: getattr(app.screen.selected(), "__getitem__", lambda _: None)(1) is not None)  # type: ignore[attr-defined]
-        await until(pilot, lambda: app.screen.selected()[1].id == asked["job_id"])  # type: ignore[attr-defined]
+        await until(pilot, lambda: getattr(app.screen.selected(), "__getitem__", lambda _: None)(1) is not None)
+        await until(pilot, lambda: app.screen.selected()[1].id == asked["job_id"])
 
 
 async def test_a_restart_that_the_plan_refuses_launches_nothing() -> None:
@@ -365,7 +365,7 @@ async def test_the_filter_narrows_the_jobs_by_any_part_of_a_name() -> None:
         await type_text(pilot, "yester")
         await until(pilot, lambda: "prepare gsm8k" not in shown(app))
         await pilot.press("enter", "down", "up")
-        assert app.screen.selected()[1].id == DONE.id  # type: ignore[attr-defined]
+        assert app.screen.selected()[1].id == DONE.id
         await pilot.press("slash", "escape")
         await until_shown(pilot, "prepare gsm8k")
 

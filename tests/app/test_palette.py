@@ -161,4 +161,4 @@ def _hits(app: ConsoleApp) -> list[str]:
     from textual.command import CommandList
 
     options = app.screen.query_one(CommandList).options
-    return [option.hit.text or "" for option in options if option.hit is not None]  # type: ignore[attr-defined]
+    return [option.hit.text or "" for option in options if option.hit is not None]

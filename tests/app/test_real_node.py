@@ -64,7 +64,7 @@ async def test_a_job_is_planned_started_watched_to_its_end_and_its_log_read(
             await until_open(pilot, JobsScreen, limit_s=60)
             await until(pilot, lambda: app.fleet.nodes[0].jobs, "a job", limit_s=60)
 
-            def job():  # type: ignore[no-untyped-def]
+            def job():
                 return next(iter(app.fleet.nodes[0].jobs.values()))
 
             await until(pilot, lambda: job().state.ended, "its end", limit_s=240)

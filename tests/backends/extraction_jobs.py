@@ -119,7 +119,7 @@ class Job:
     def until_files(self, number: int) -> None:
         """Waits until the job is in the middle."""
         assert self.process is not None
-        until(lambda: len(self.files()) >= number or self.process.poll() is not None, f"{number} files")  # type: ignore[union-attr]
+        until(lambda: len(self.files()) >= number or self.process.poll() is not None, f"{number} files")
         assert self.process.poll() is None, "the job ended before the middle"
 
 

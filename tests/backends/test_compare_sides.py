@@ -42,7 +42,7 @@ def side_with(folder: Path, *events: dict[str, Any]) -> Side:
     spec = ExtractSpec(model="/m", dataset="/d", output=str(folder / "hf"))
     side = Side(spec, folder, total=100, tokens_each=50.0)
     (folder / "hf.events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    side.process = SimpleNamespace(poll=lambda: None, pid=0)  # type: ignore[assignment]
+    side.process = SimpleNamespace(poll=lambda: None, pid=0)
     side.state = "starting"
     side.look()
     return side
@@ -107,7 +107,7 @@ def test_what_a_side_that_has_ended_did_is_computed_once(tmp_path: Path, monkeyp
     counts = {"done": 100, "tokens": 5000, "bytes": 1}
     side = side_with(tmp_path, {"event": "progress", **counts, "steps": work(100)})
     assert side.state == "running"
-    side.process = SimpleNamespace(poll=lambda: 0, pid=0)  # type: ignore[assignment]
+    side.process = SimpleNamespace(poll=lambda: 0, pid=0)
     with (tmp_path / "hf.events.jsonl").open("a") as file:
         file.write('{"event": "finished"}\n')
     side.look()

@@ -60,7 +60,7 @@ def opened(model: Path, dtype: str = "float32") -> Extractor:
 
 def worst_error(using: Extractor, samples: list[list[int]], plain: list[torch.Tensor]) -> float:
     """The worst |a - b| / |b| of a token in any slot of any sample."""
-    parts = using.states(samples).float().split([len(ids) for ids in samples])  # type: ignore[no-untyped-call]
+    parts = using.states(samples).float().split([len(ids) for ids in samples])
     return max(
         float(((mine[:, slot] - theirs[:, layer]).norm(dim=1) / theirs[:, layer].norm(dim=1)).max())
         for mine, theirs in zip(parts, plain, strict=True)
@@ -287,7 +287,7 @@ def test_a_kernel_is_used_where_it_is_right_and_else_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = ModuleType("fla.ops.gated_delta_rule")
-    module.chunk_gated_delta_rule = kernel  # type: ignore[attr-defined]
+    module.chunk_gated_delta_rule = kernel
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)

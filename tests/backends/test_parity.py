@@ -33,7 +33,7 @@ ROWS = 12
 def run(reference: Path, output: Path, events: EventLog | None = None, **fields: Any) -> dict[str, Any]:
     spec = ParitySpec(reference=str(reference), output=str(output), **fields)
     result = parity(spec, events or EventLog(None), lambda: False)
-    return json.loads(json.dumps(result, allow_nan=False))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(result, allow_nan=False))
 
 
 def states(folder: Path, row: int) -> np.ndarray[Any, Any]:

@@ -142,7 +142,7 @@ def test_many_threads_read_each_line_once(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+b", buffering=0) as file:
         log = ServerLog(file.fileno())
         taken: list[str] = []
-        log._take = taken.append  # type: ignore[method-assign]
+        log._take = taken.append
         written = [f"line {number} {'x' * (number % 97)}" for number in range(20_000)]
         done = threading.Event()
 

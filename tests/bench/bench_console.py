@@ -152,7 +152,7 @@ class BenchConsole(ConsoleApp):
 
 def child(nodes: int, log: bool) -> None:
     links = [PacedLink(f"node-{number:02d}") for number in range(nodes)]
-    app = BenchConsole(links, Settings())  # type: ignore[arg-type]  # no more of a link than the bench needs
+    app = BenchConsole(links, Settings())  # no more of a link than the bench needs
     app.opens_log = log
     app.run()
 

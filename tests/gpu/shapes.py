@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
-from random_models import HYBRID, SHAPES, build  # noqa: E402
+from random_models import HYBRID, SHAPES, build  # noqa: E402 - after the path
 
 MAIN = ROOT / "backends" / "__main__.py"
 

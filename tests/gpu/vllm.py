@@ -26,8 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
-from random_models import PUBLISHED  # noqa: E402
-from shapes import make_dataset  # noqa: E402
+from random_models import PUBLISHED  # noqa: E402 - after the path
+from shapes import make_dataset  # noqa: E402 - after the path
 
 MODELS = {"dense": "qwen3-8b", "hybrid": PUBLISHED}
 # Of both models' vocabularies.

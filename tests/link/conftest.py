@@ -86,7 +86,7 @@ def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
     made: list[Sshd] = []
 
     def make(**options: object) -> Sshd:
-        made.append(Sshd(tmp_path / f"server{len(made)}", **options))  # type: ignore[arg-type]
+        made.append(Sshd(tmp_path / f"server{len(made)}", **options))
         return made[-1].start()
 
     yield make

@@ -230,7 +230,7 @@ def test_changed_jobs_are_pushed_and_removed_ones_are_told_gone(agent: Client, s
     agent.launch("j-1", {"do": [["wait_for", str(go)], *DONE]})
 
     def about(wanted: str) -> Callable[[dict[str, object]], bool]:
-        return lambda push: any(job["job"] == "j-1" and job["state"] == wanted for job in push["jobs"])  # type: ignore[attr-defined,index]
+        return lambda push: any(job["job"] == "j-1" and job["state"] == wanted for job in push["jobs"])
 
     agent.push("jobs", about("running"))
     go.touch()
@@ -260,7 +260,7 @@ def test_a_plan_that_hangs_stops_no_beat_and_ends_at_its_limit(agent: Client) ->
     with pytest.raises(Refusal) as refused:
         agent.answer(number)
     assert refused.value.code == "timed-out"
-    script = str(agent.process.args[-3])  # type: ignore[index]
+    script = str(agent.process.args[-3])
     until(
         lambda: (
             not [

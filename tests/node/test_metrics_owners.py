@@ -74,8 +74,7 @@ def test_a_process_whose_environment_was_wiped_is_known_by_the_log_that_it_write
     end = time.monotonic() + LONG
     while b"ready" not in log.read_bytes():
         assert time.monotonic() < end and child.poll() is None
-    with open(f"/proc/{child.pid}/environ", "rb") as file:  # noqa: PTH123
-        assert b"DFLASH_TUI_JOB" not in file.read()
+    assert b"DFLASH_TUI_JOB" not in Path(f"/proc/{child.pid}/environ").read_bytes()
     reader = Owners(str(tmp_path), holds=lambda pid: True)
     assert described(reader, child.pid)["job"] == "20261130-030000-extract-ffff"
 

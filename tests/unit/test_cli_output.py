@@ -90,7 +90,7 @@ def test_a_json_document_fits_into_a_stdout_that_is_not_utf_8(monkeypatch: pytes
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stdout)
     print_json({"name": "日本 \udc80"})
-    assert json.loads(stdout.buffer.getvalue()) == {"name": "日本 \udc80"}  # type: ignore[attr-defined]
+    assert json.loads(stdout.buffer.getvalue()) == {"name": "日本 \udc80"}
 
 
 def test_half_a_surrogate_pair_is_not_in_a_line_for_a_person() -> None:

@@ -22,7 +22,7 @@ from dflash_tui.fleet.state import Fleet, gpu_key, reduce
 def fleet_of(*facts: object, hosts: tuple[str, ...] = ("a", "b")) -> Fleet:
     fleet = Fleet.of(hosts, 100.0)
     for fact in facts:
-        fleet = reduce(fleet, fact)  # type: ignore[arg-type]
+        fleet = reduce(fleet, fact)
     return fleet
 
 
@@ -32,7 +32,7 @@ def metrics(time: float, *gpus: Gpu, stale: bool = False, age_s: float = 0.0) ->
 
 def job(name: str = "j1", state: JobState = JobState.RUNNING, rate: float | None = None, **more: object) -> Job:
     progress = None if rate is None else Progress(done=int(rate), samples_per_s=rate)
-    return Job(id=name, name=name, verb="extract", state=state, created=50.0, progress=progress, **more)  # type: ignore[arg-type]
+    return Job(id=name, name=name, verb="extract", state=state, created=50.0, progress=progress, **more)
 
 
 def test_nodes_stay_in_the_order_in_which_the_user_named_them() -> None:

@@ -33,7 +33,7 @@ HEALTHY = Gpu(
 
 
 def said(**readings: object) -> list[tuple[Severity, str, str]]:
-    gpu = dataclasses.replace(HEALTHY, **readings)  # type: ignore[arg-type]
+    gpu = dataclasses.replace(HEALTHY, **readings)
     return [(trouble.severity, trouble.word, trouble.line) for trouble in troubles(gpu, NOW)]
 
 

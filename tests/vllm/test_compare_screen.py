@@ -94,7 +94,7 @@ def test_a_comparison_is_started_by_keys_both_columns_move_and_the_verdict_is_sh
     result = job.wait("done")["result"]
     screen = terminal.screen
     assert " ".join(result["verdict"]["sentence"].split()[:6]) in " ".join(screen.split())
-    assert "parity good" in screen and "N/A" in re.search(r"samples/joule.*", screen)[0]  # type: ignore[index]
+    assert "parity good" in screen and "N/A" in re.search(r"samples/joule.*", screen)[0]
     terminal.keys("d", "End")
     terminal.wait_for("worst sample")
     for layer_id in LAYERS:

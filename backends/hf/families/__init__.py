@@ -27,11 +27,11 @@ __all__ = [
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
     """The blocks of a base model (one without a head, the text part of a wrapper), in order."""
-    blocks: nn.ModuleList = model.layers  # type: ignore[assignment]
+    blocks: nn.ModuleList = model.layers  # type: ignore[assignment]  # to torch any attribute may be a tensor
     return blocks
 
 
 def final_norm_of(model: nn.Module) -> nn.Module:
     """The norm after the last block; its input is layer id N."""
-    norm: nn.Module = model.norm  # type: ignore[assignment]
+    norm: nn.Module = model.norm  # type: ignore[assignment]  # to torch any attribute may be a tensor
     return norm

@@ -32,7 +32,7 @@ def machine() -> Check:
 def agent_python() -> Check:
     found = "%s (%s)" % (platform.python_version(), sys.executable)
     try:
-        import ctypes  # noqa: F401
+        import ctypes  # noqa: F401 - asked whether it is there
     except ImportError:
         remedy = "install a Python with libffi; without it neither NVML nor a job's orphans can be seen"
         return Check("agent's Python", WARNING, "%s, built without ctypes" % found, remedy)
@@ -45,7 +45,7 @@ class _NoDisks:
 
 
 def memory(root: str = "/") -> Check:
-    reading = Host(root, disks=_NoDisks()).read()  # type: ignore[arg-type]
+    reading = Host(root, disks=_NoDisks()).read()  # type: ignore[arg-type]  # no more of disks is asked
     used, total = reading["memory_used_bytes"], reading["memory_total_bytes"]
     if used is None or total is None:
         return Check("memory", UNKNOWN, "/proc/meminfo cannot be read")
